@@ -1,0 +1,104 @@
+# `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
+.PHONY: help build portable install stage deps demo cluster test test-long lint bindings clean
+
+PREFIX     ?= /usr/local
+SYSCONFDIR ?= /etc
+DESTDIR    ?=
+
+# The oldest glibc that the portable plugin runs with (RHEL 8 has 2.28, Debian 11 has 2.31).
+GLIBC := 2.28
+HOST  := $(shell rustc -vV | sed -n 's/^host: //p')
+TOOLS := target/tools
+# Where `install` takes the programs from.
+FROM  ?= target/release
+
+help:
+	@echo 'make demo       a containerised job on a throw-away two-node Slurm cluster (root)'
+	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
+	@echo 'make test-long  the same with the full number of kills and cancels'
+	@echo 'make cluster    a shell on a throw-away cluster; RELEASE=22.05 NODES=2 (root)'
+	@echo 'make build      target/release/mizzen and target/release/libspank_mizzen.so'
+	@echo 'make portable   the same for every distribution with glibc $(GLIBC) or newer: target/portable/'
+	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM)'
+	@echo 'make lint       formatting and clippy'
+
+build:
+	cargo build --release
+
+install:
+	install -D -m 755 $(FROM)/libspank_mizzen.so $(DESTDIR)$(PREFIX)/lib/mizzen/spank_mizzen.so
+	install -D -m 755 $(FROM)/mizzen $(DESTDIR)$(PREFIX)/bin/mizzen
+	test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml || \
+	  install -D -m 644 conf/mizzen.toml $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml
+	install -d $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d
+	sed 's|@PREFIX@|$(PREFIX)|' conf/plugstack.conf.d/mizzen.conf \
+	  > $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
+
+# The plugin must run in the distribution's Slurm, so it is linked against an old glibc; the launcher must run
+# beside any distribution's libraries, so it has none.
+portable: $(TOOLS)/ready
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" cargo zigbuild --release --target $(HOST).$(GLIBC) -p spank-mizzen
+	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --target $(HOST) -p mizzen \
+	  --target-dir target/static
+	install -D -t target/portable target/$(HOST)/release/libspank_mizzen.so target/static/$(HOST)/release/mizzen
+
+$(TOOLS)/ready: packaging/portable.txt
+	python3 -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet --requirement packaging/portable.txt
+	touch $@
+
+# What the virtual cluster has installed: the portable build, as a package would install it. stage-inject holds
+# the plugin that panics on demand.
+stage: portable
+	rm -rf target/stage
+	$(MAKE) --no-print-directory install FROM=target/portable DESTDIR=target/stage PREFIX=/usr
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" cargo zigbuild --release --target $(HOST).$(GLIBC) -p spank-mizzen \
+	  --features inject-panic --target-dir target/inject
+	install -D target/inject/$(HOST)/release/libspank_mizzen.so target/stage-inject/usr/lib/mizzen/spank_mizzen.so
+
+# Debian packages for the build and for the virtual cluster.
+PACKAGES := gcc libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev
+
+deps:
+	@missing=$$(for package in $(PACKAGES); do \
+	    dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q '^install ok installed' || echo $$package; \
+	  done); \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" != 0 ]; then \
+	  echo "these packages are missing; as root: apt-get install" $$missing >&2; exit 1; \
+	fi; \
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
+
+root:
+	@[ "$$(id -u)" = 0 ] || { echo 'a cluster needs root (namespaces, mounts, network); try: sudo -E make' >&2; exit 1; }
+	@apt-get indextargets 'Created-By: Packages' | grep -q . || apt-get update -q
+
+cluster: deps root stage
+	cargo build -q -p mizzen-tests
+	target/debug/vcluster shell $(RELEASE) $(NODES)
+
+demo: deps root stage
+	cargo build -q -p mizzen-tests
+	target/debug/vcluster demo
+
+test: deps root stage
+	cargo build -q -p mizzen-tests
+	target/debug/vcluster releases
+	cargo test --workspace
+
+test-long: export MIZZEN_TEST_LONG = 1
+test-long: test
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+# Renews the shipped SPANK bindings from the oldest supported release.
+bindings:
+	SLURM_INCLUDE_DIR=$(CURDIR)/target/slurm/bullseye/usr/include \
+	  cargo build -q -p spank-mizzen --features bindgen --target-dir target/bindings
+	cp "$$(ls -t target/bindings/debug/build/spank-mizzen-*/out/bindings.rs | head -n 1)" \
+	  spank-plugin/src/spank/bindings.rs
+
+clean:
+	rm -rf target

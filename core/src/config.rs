@@ -1,0 +1,188 @@
+//! mizzen.toml: one file for the site, the same on login and compute nodes.
+//!
+//! It is read only when a container was asked for, so a broken file never touches other jobs. In slurmstepd it
+//! is read as root: hence the checks on who may have written it.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::Failure;
+
+/// Where the file is unless plugstack.conf says `config=PATH`.
+pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
+
+/// A larger file is not a configuration.
+const SIZE_LIMIT: u64 = 1 << 20;
+
+/// The site's settings. `conf/mizzen.toml` shows every key with its default; a test keeps the two equal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Folders that are searched for an image given by its bare name.
+    pub image_folders: Vec<PathBuf>,
+}
+
+/// Which file to read, and whether it may be missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The default file; without it the built-in defaults hold.
+    Default,
+    /// A file that the administrator named; it has to be there.
+    Named(PathBuf),
+}
+
+impl Config {
+    /// Reads, checks and parses the file.
+    pub fn load(source: &Source) -> Result<Config, Failure> {
+        let path = match source {
+            Source::Default => Path::new(DEFAULT_PATH),
+            Source::Named(path) => path,
+        };
+        match read_trusted(path) {
+            Ok(text) => Config::parse(&text, path),
+            Err(Unread::Missing) if *source == Source::Default => Ok(Config::default()),
+            Err(Unread::Missing) => Err(Failure::new(format!("{}: no such file", path.display()))
+                .hint("plugstack.conf names it with config=PATH")),
+            Err(Unread::Refused(failure)) => Err(failure),
+        }
+    }
+
+    /// Parses the text of a configuration file; a failure names the line.
+    pub fn parse(text: &str, path: &Path) -> Result<Config, Failure> {
+        let config: Config = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            // The parser's messages may span lines; one failure is one line.
+            let cause = error.message().lines().collect::<Vec<_>>().join(" ");
+            let position = format!("{}:{line}", path.display());
+            Failure::new(match error.span().and_then(|span| key_at(text, span.start)) {
+                Some(key) => format!("{position}: {key}: {cause}"),
+                None => format!("{position}: {cause}"),
+            })
+            .hint("the mizzen.toml that comes with mizzen shows every key with its default")
+        })?;
+        for folder in &config.image_folders {
+            if !folder.is_absolute() {
+                let message = format!("{}: image_folders: {folder:?} is not absolute", path.display());
+                return Err(Failure::new(message).hint("write the whole path, beginning with /"));
+            }
+        }
+        Ok(config)
+    }
+}
+
+/// The key whose value stands at this offset, for messages about the value.
+fn key_at(text: &str, offset: usize) -> Option<&str> {
+    let line_start = text[..offset].rfind('\n').map_or(0, |newline| newline + 1);
+    let key = text[line_start..offset].split_once('=')?.0.trim();
+    (!key.is_empty()).then_some(key)
+}
+
+enum Unread {
+    Missing,
+    Refused(Failure),
+}
+
+/// Reads a file that nobody but root can have written.
+fn read_trusted(path: &Path) -> Result<String, Unread> {
+    let refuse = |what: String| Unread::Refused(Failure::new(format!("{}: {what}", path.display())));
+    if !path.is_absolute() {
+        return Err(refuse("is not an absolute path".to_owned()));
+    }
+    // Nobody but root may be able to put another file in its place, at any level.
+    for parent in path.ancestors().skip(1) {
+        match parent.symlink_metadata() {
+            Ok(found) if found.is_symlink() => {} // what it leads to is checked through the file itself
+            Ok(found) => trusted(&found).map_err(|why| {
+                let message = format!("{}: its directory {} {why}", path.display(), parent.display());
+                Unread::Refused(Failure::new(message).hint(format!("chown root and chmod go-w {}", parent.display())))
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
+            Err(error) => return Err(refuse(error.to_string())),
+        }
+    }
+    // O_NONBLOCK: a FIFO in the file's place must not block the opener.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+            return Err(refuse("is a symbolic link; mizzen reads only the file itself".to_owned()));
+        }
+        Err(error) => return Err(refuse(format!("cannot open it: {error}"))),
+    };
+    let found = file.metadata().map_err(|error| refuse(error.to_string()))?;
+    if !found.is_file() {
+        return Err(refuse("is not a regular file".to_owned()));
+    }
+    trusted(&found).map_err(|why| {
+        let message = format!("{} {why}", path.display());
+        Unread::Refused(Failure::new(message).hint(format!("chown root and chmod go-w {}", path.display())))
+    })?;
+    read_text(&file).map_err(|error| refuse(format!("cannot read it: {error}")))
+}
+
+/// Why root must not believe this file or directory.
+fn trusted(found: &Metadata) -> Result<(), String> {
+    // A sticky directory (/tmp) lets nobody replace root's entries, but the entry must then exist.
+    let sticky_directory = found.is_dir() && found.mode() & 0o1000 != 0;
+    if found.uid() != 0 {
+        return Err(format!("belongs to uid {}, not to root", found.uid()));
+    }
+    if found.mode() & 0o022 != 0 && !sticky_directory {
+        return Err(format!("is writable by others than root (mode {:04o})", found.mode() & 0o7777));
+    }
+    Ok(())
+}
+
+fn read_text(file: &File) -> io::Result<String> {
+    let mut text = String::new();
+    file.take(SIZE_LIMIT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > SIZE_LIMIT {
+        return Err(io::Error::other("larger than 1 MiB"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, Failure> {
+        Config::parse(text, Path::new("/etc/mizzen/mizzen.toml"))
+    }
+
+    #[test]
+    fn the_shipped_file_holds_every_key_with_its_default() {
+        let shipped = include_str!("../../conf/mizzen.toml");
+        assert_eq!(parse(shipped), Ok(Config::default()));
+        // Serde knows the keys: a wrong one makes it list them all.
+        let keys = parse("no_such_key = 1").unwrap_err().message;
+        let expected: Vec<&str> = keys.split("expected").nth(1).unwrap().split('`').skip(1).step_by(2).collect();
+        assert!(!expected.is_empty());
+        for key in expected {
+            assert!(shipped.contains(&format!("\n{key} = ")), "conf/mizzen.toml lacks the key {key}");
+        }
+    }
+
+    #[test]
+    fn failures_name_file_line_and_key() {
+        let cases = [
+            ("# x\n\nimage_folder = []\n", ":3: unknown field `image_folder`, expected `image_folders`"),
+            ("image_folders = \"/x\"\n", ":1: image_folders: invalid type: string \"/x\", expected a sequence"),
+            ("\nimage_folders = [1]\n", ":2: image_folders: invalid type: integer `1`"),
+            ("image_folders = [\n", ":1: "),
+            ("image_folders = [\"images\"]", ": image_folders: \"images\" is not absolute"),
+            ("image_folders = []\nimage_folders = []", ":2: duplicate key"),
+        ];
+        for (text, expected) in cases {
+            let failure = parse(text).unwrap_err();
+            let message = failure.message.strip_prefix("/etc/mizzen/mizzen.toml").unwrap();
+            assert!(message.starts_with(expected), "{text:?} gives {failure:?}");
+            assert!(failure.hint.is_some() && !failure.message.contains('\n'), "{failure:?}");
+        }
+    }
+}

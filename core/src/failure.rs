@@ -1,0 +1,72 @@
+//! A failure as the user reads it: what went wrong with which thing, and what to do about it.
+
+use std::fmt::{self, Write};
+
+/// One failure, one report: it is returned up to whoever talks to the user, and printed there once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The object, the operation and the cause, in one line.
+    pub message: String,
+    /// What to do, where we know it.
+    pub hint: Option<String>,
+}
+
+impl Failure {
+    /// A failure without a hint.
+    pub fn new(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: None }
+    }
+
+    /// Adds what to do about it.
+    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// How much of a user's text a message quotes.
+const QUOTE_LIMIT: usize = 200;
+
+/// A user's bytes, fit for a message: control characters cannot reach a terminal or root's log, other bytes
+/// that are not UTF-8 are shown as `\xNN`, and a long text is cut.
+pub fn quote(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    let cut = bytes.len().min(QUOTE_LIMIT);
+    for chunk in bytes[..cut].utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+        }
+        for byte in chunk.invalid() {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    if cut < bytes.len() {
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_text_is_harmless_and_short() {
+        assert_eq!(quote(b"/shared/tf.sqsh"), "/shared/tf.sqsh");
+        assert_eq!(quote(b"a\x1b[31m\nb"), "a\\u{1b}[31m\\nb");
+        assert_eq!(quote(b"caf\xc3\xa9 \xff"), "café \\xff");
+        assert_eq!(quote("\u{9b}x".as_bytes()), "\\u{9b}x", "C1 controls steer terminals too");
+        let long = quote(&[b'a'; 100_000]);
+        assert_eq!(long.chars().count(), QUOTE_LIMIT + 1);
+        assert!(long.ends_with('…'));
+    }
+}

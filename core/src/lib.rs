@@ -1,0 +1,11 @@
+//! What the plugin and the launcher share. Everything here is plain computation on the caller's data, plus
+//! reading the configuration file; it runs in srun as the user, in slurmstepd as root, and in the launcher.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod failure;
+pub mod request;
+
+pub use config::Config;
+pub use failure::Failure;
+pub use request::Request;

@@ -1,0 +1,283 @@
+//! From what the user typed to the validated request, and its way to the node in one environment variable.
+//!
+//! The client makes a [`Request`] from the options; the node decodes it again and trusts nothing: the variable
+//! is the user's to change.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use crate::failure::quote;
+use crate::{Config, Failure};
+
+/// Carries the request from srun, sbatch and salloc to the node, and from a job to the srun calls in it. The
+/// prefix SLURM_ lets it pass `--export=NONE`.
+pub const VARIABLE: &str = "SLURM_MIZZEN_REQUEST";
+
+/// The kernel's limit on a path.
+const PATH_LIMIT: usize = 4095;
+/// `--container=none`: no container, although the job has one.
+const NONE: &[u8] = b"none";
+
+/// What a step shall run in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// The node itself: the user switched an inherited container off.
+    Host,
+    /// A container.
+    Container(Container),
+}
+
+/// A container, fully described: nothing in it depends on where it is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// Absolute path of the image.
+    pub image: PathBuf,
+}
+
+impl Request {
+    /// Makes a request of the value of `--container` or `--container-image`; `option` is its name in messages.
+    /// A relative path belongs to `directory`, where the job was submitted.
+    pub fn from_option(
+        option: &str,
+        value: &[u8],
+        directory: &Path,
+        config: &Config,
+    ) -> Result<Request, Failure> {
+        check_path_text(option, value)?;
+        if value == NONE {
+            return Ok(Request::Host);
+        }
+        if let Some(scheme) = scheme_of(value) {
+            let message = format!("{option}: {}: cannot fetch images from {scheme}", quote_reference(value));
+            return Err(Failure::new(message).hint("give the path of an image file or directory"));
+        }
+        let image = find_image(option, Path::new(OsStr::from_bytes(value)), directory, config)?;
+        Ok(Request::Container(Container { image }))
+    }
+
+    /// Makes a request of an option that reached the node without the client's request, so that nobody knows
+    /// which directory a relative path belongs to.
+    pub fn from_bare_option(option: &str, value: &[u8]) -> Result<Request, Failure> {
+        check_path_text(option, value)?;
+        if value == NONE {
+            return Ok(Request::Host);
+        }
+        let image = PathBuf::from(OsStr::from_bytes(value));
+        if !image.is_absolute() {
+            return Err(Failure::new(format!("{option}: {} is not absolute", quote(value)))
+                .hint("mizzen was not active where the job was submitted; check plugstack.conf there"));
+        }
+        Ok(Request::Container(Container { image }))
+    }
+
+    /// Text for [`VARIABLE`]: `none`, or `key=value` pairs joined by `&` with every unusual byte as %XX.
+    pub fn encode(&self) -> String {
+        match self {
+            Request::Host => "none".to_owned(),
+            Request::Container(container) => format!("image={}", escape(container.image.as_os_str().as_bytes())),
+        }
+    }
+
+    /// Reads [`VARIABLE`] back, on the node or in a nested srun.
+    pub fn decode(text: &[u8]) -> Result<Request, Failure> {
+        if text == NONE {
+            return Ok(Request::Host);
+        }
+        let broken = |what: String| {
+            Failure::new(format!("{VARIABLE}: {what}"))
+                .hint("only mizzen sets this variable; unset it, and check that all nodes have the same mizzen")
+        };
+        let mut image = None;
+        for pair in text.split(|byte| *byte == b'&') {
+            let equals = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
+            let (key, value) = (&pair[..equals], pair.get(equals + 1..).unwrap_or_default());
+            let value = unescape(value).ok_or_else(|| broken(format!("bad escape in \"{}\"", quote(value))))?;
+            match key {
+                b"image" if image.is_none() => image = Some(value),
+                b"image" => return Err(broken("two images".to_owned())),
+                _ => return Err(broken(format!("unknown field \"{}\"", quote(key)))),
+            }
+        }
+        let image = image.ok_or_else(|| broken("no image".to_owned()))?;
+        check_path_text(VARIABLE, &image)?;
+        let image = PathBuf::from(std::ffi::OsString::from_vec(image));
+        if !image.is_absolute() {
+            return Err(broken(format!("\"{}\" is not absolute", quote(image.as_os_str().as_bytes()))));
+        }
+        Ok(Request::Container(Container { image }))
+    }
+}
+
+/// What no image name may be, whoever typed it.
+fn check_path_text(option: &str, value: &[u8]) -> Result<(), Failure> {
+    if value.is_empty() {
+        return Err(Failure::new(format!("{option}: the image is empty"))
+            .hint("write --container=IMAGE; a shell variable in it may be unset"));
+    }
+    if value.len() > PATH_LIMIT {
+        let (length, shown) = (value.len(), quote(value));
+        return Err(Failure::new(format!(
+            "{option}: the image's name has {length} bytes, more than the {PATH_LIMIT} of a path: {shown}"
+        )));
+    }
+    if value.iter().any(u8::is_ascii_control) {
+        return Err(Failure::new(format!("{option}: control character in \"{}\"", quote(value)))
+            .hint("a newline at the end often comes from $(command) or a file edited elsewhere"));
+    }
+    Ok(())
+}
+
+/// The scheme of `scheme://…`, if the value has that form.
+fn scheme_of(value: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(value).ok()?;
+    let (scheme, _) = text.split_once("://")?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "+.-".contains(c);
+    (!scheme.is_empty() && scheme.chars().all(plain)).then(|| format!("{scheme}://"))
+}
+
+/// A reference for messages, without the password that `scheme://user:password@host/…` may hold.
+fn quote_reference(value: &[u8]) -> String {
+    let text = quote(value);
+    match text.split_once("://") {
+        Some((scheme, rest)) => match rest.split_once('/').unwrap_or((rest, "")) {
+            (host, path) if host.contains('@') => {
+                let host = host.rsplit('@').next().unwrap_or_default();
+                format!("{scheme}://…@{host}/{path}")
+            }
+            _ => text,
+        },
+        None => text,
+    }
+}
+
+/// The image's absolute path: the user's own file first, then the site's folders.
+fn find_image(option: &str, name: &Path, directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
+    let mut candidates = vec![directory.join(name)];
+    let bare = name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));
+    if bare {
+        candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
+    }
+    for candidate in &candidates {
+        let shown = quote(candidate.as_os_str().as_bytes());
+        match candidate.metadata() {
+            Ok(found) if found.is_file() || found.is_dir() => return Ok(candidate.clone()),
+            Ok(_) => {
+                let message = format!("{option}: {shown}: neither a file nor a directory");
+                return Err(Failure::new(message).hint("an image is a squashfs or SIF file, or a directory"));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Failure::new(format!("{option}: {shown}: {error}"))),
+        }
+    }
+    let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();
+    let message = format!("{option}: no such image; tried {}", tried.join(", "));
+    Err(Failure::new(message).hint("a relative path starts at the directory where the job is submitted"))
+}
+
+fn escape(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"/._-+:@,~".contains(byte) {
+            text.push(char::from(*byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
+}
+
+fn unescape(text: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.iter();
+    while let Some(byte) = rest.next() {
+        if *byte != b'%' {
+            bytes.push(*byte);
+            continue;
+        }
+        let high = char::from(*rest.next()?).to_digit(16)?;
+        let low = char::from(*rest.next()?).to_digit(16)?;
+        bytes.push(u8::try_from(high * 16 + low).ok()?);
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from_option(value: &[u8]) -> Result<Request, Failure> {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+        Request::from_option("--container", value, directory, &Config::default())
+    }
+
+    fn container(image: &[u8]) -> Request {
+        Request::Container(Container { image: PathBuf::from(OsStr::from_bytes(image)) })
+    }
+
+    #[test]
+    fn a_relative_image_is_found_from_the_submission_directory() {
+        let expected = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+        assert_eq!(from_option(b"src/lib.rs"), Ok(Request::Container(Container { image: expected })));
+        assert_eq!(from_option(b"none"), Ok(Request::Host));
+    }
+
+    #[test]
+    fn a_bare_name_is_looked_up_in_the_sites_folders() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let config = Config { image_folders: vec!["/nonexistent".into(), folder.clone()] };
+        let found = |name: &str| Request::from_option("--container", name.as_bytes(), Path::new("/"), &config);
+        assert_eq!(found("lib.rs"), Ok(container(folder.join("lib.rs").as_os_str().as_bytes())));
+        let failure = found("nothing.sqsh").unwrap_err();
+        assert!(failure.message.contains("tried /nothing.sqsh, /nonexistent/nothing.sqsh, "), "{failure}");
+        assert!(found("./lib.rs").unwrap_err().message.ends_with("tried /./lib.rs"), "a path is not a bare name");
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        let cases: [(&[u8], &str); 7] = [
+            (b"", "--container: the image is empty"),
+            (&[b'a'; 100_000], "--container: the image's name has 100000 bytes, more than the 4095 of a path: aaa"),
+            (b"tf\n.sqsh", "--container: control character in \"tf\\n.sqsh\""),
+            (b"/dev/null", "--container: /dev/null: neither a file nor a directory"),
+            (b"/nonexistent/x", "--container: no such image; tried /nonexistent/x"),
+            (b"docker://a/b", "--container: docker://a/b: cannot fetch images from docker://"),
+            (b"oras://me:secret@host/x", "--container: oras://…@host/x: cannot fetch images from oras://"),
+        ];
+        for (value, expected) in cases {
+            let failure = from_option(value).unwrap_err();
+            assert!(failure.message.starts_with(expected), "{failure}");
+        }
+    }
+
+    #[test]
+    fn every_request_survives_the_variable() {
+        let all_bytes: Vec<u8> = b"/".iter().copied().chain(0x20..=0x7e).chain(0x80..=0xff).collect();
+        for request in [Request::Host, container(b"/shared/tf.sqsh"), container(&all_bytes), container(b"/none")] {
+            let text = request.encode();
+            assert!(text.bytes().all(|b| b.is_ascii_graphic()), "{text}");
+            assert_eq!(Request::decode(text.as_bytes()), Ok(request));
+        }
+    }
+
+    #[test]
+    fn a_forged_variable_is_refused() {
+        let cases: [(&[u8], &str); 9] = [
+            (b"", "unknown field \"\""),
+            (b"image", "the image is empty"),
+            (b"image=tf.sqsh", "\"tf.sqsh\" is not absolute"),
+            (b"image=/a&image=/b", "two images"),
+            (b"image=/a&mount=/b", "unknown field \"mount\""),
+            (b"image=/a%0Ab", "control character"),
+            (b"image=/a%4", "bad escape"),
+            (b"image=/a%zz", "bad escape"),
+            (b"\xff\xfe", "unknown field \"\\xff\\xfe\""),
+        ];
+        for (text, expected) in cases {
+            let failure = Request::decode(text).unwrap_err();
+            assert!(failure.message.starts_with(VARIABLE) && failure.message.contains(expected), "{failure}");
+        }
+    }
+}

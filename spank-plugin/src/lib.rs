@@ -1,0 +1,71 @@
+//! `spank_mizzen.so`: which hook does what in which of Slurm's programs. This file is that table.
+//!
+//! | hook          | srun, sbatch, salloc (user)    | slurmstepd (root)    | task (user)            |
+//! |---------------|--------------------------------|----------------------|------------------------|
+//! | init          | register the options           | register the options |                        |
+//! | init_post_opt | make the request, or refuse    |                      |                        |
+//! | task_init     |                                |                      | enter, or end the task |
+//!
+//! slurmd loads the plugin too and gets nothing to do. How a failure in each of them reaches the user is in
+//! `spank/mod.rs`, which is also the only file that talks to Slurm.
+
+mod client;
+mod node;
+mod oci;
+mod options;
+mod spank;
+mod state;
+mod version;
+
+use mizzen_core::Failure;
+use spank::Spank;
+
+/// The hooks that are exported to Slurm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hook {
+    Init,
+    InitPostOpt,
+    TaskInit,
+}
+
+/// The kinds of program that load the plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Context {
+    /// srun, sbatch or salloc, as the user.
+    Client,
+    /// slurmstepd as root, and its tasks as the user.
+    Node,
+    /// slurmd, or the slurmstepd of a prolog or epilog.
+    Slurmd,
+}
+
+/// Does what the table says.
+fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> {
+    match (hook, context) {
+        (Hook::Init, Context::Client) => client::register_options(spank),
+        (Hook::Init, Context::Node) => options::register(spank),
+        (Hook::InitPostOpt, Context::Client) => client::make_request(),
+        (Hook::TaskInit, Context::Node) => node::enter(spank),
+        (Hook::InitPostOpt, Context::Node) | (Hook::TaskInit, Context::Client) => Ok(()),
+        (_, Context::Slurmd) => Ok(()),
+    }
+}
+
+/// Whether a container was asked for at all, however badly.
+fn container_wanted(context: Context, spank: &Spank) -> bool {
+    match context {
+        Context::Client => client::container_wanted(),
+        Context::Node => node::container_wanted(spank),
+        Context::Slurmd => false,
+    }
+}
+
+impl Hook {
+    fn name(self) -> &'static str {
+        match self {
+            Hook::Init => "init",
+            Hook::InitPostOpt => "init_post_opt",
+            Hook::TaskInit => "task_init",
+        }
+    }
+}

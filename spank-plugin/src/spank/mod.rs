@@ -1,0 +1,300 @@
+//! The border to Slurm: every symbol that Slurm looks for and every call into Slurm or libc is in this file.
+//!
+//! Runs as the user in srun, sbatch and salloc; as root in slurmd and slurmstepd; as the user in a task.
+//! Nothing that happens behind the border may end or hang these programs: panics stop here, and a hook's return
+//! value is one that every Slurm release understands (see `run_hook`).
+#![allow(unsafe_code)] // exported symbols, and calls into Slurm and libc
+
+#[allow(non_camel_case_types, missing_docs, dead_code, unused_qualifications)]
+mod sys {
+    #[cfg(not(feature = "bindgen"))]
+    include!("bindings.rs");
+    #[cfg(feature = "bindgen")]
+    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+}
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use mizzen_core::Failure;
+
+use crate::{Context, Hook, container_wanted, dispatch, options, state, version};
+
+/// mizzen failed to start what was asked for, as with docker, podman and env.
+const EXIT_CANNOT_START: c_int = 125;
+
+/// The data symbols by which Slurm knows a plugin. Their names are Slurm's.
+#[allow(non_upper_case_globals)]
+mod symbols {
+    use super::{AtomicU32, c_int, c_uint};
+
+    #[unsafe(no_mangle)]
+    static plugin_name: [u8; 7] = *b"mizzen\0";
+    #[unsafe(no_mangle)]
+    static plugin_type: [u8; 6] = *b"spank\0";
+    /// Slurm's version; filled in when the plugin is loaded. Slurm refuses the zero.
+    #[unsafe(no_mangle)]
+    pub static plugin_version: AtomicU32 = AtomicU32::new(0);
+    /// The plugin's own version, which Slurm only shows.
+    #[unsafe(no_mangle)]
+    static spank_plugin_version: c_uint = 1;
+    /// ESPANK_JOB_FAILURE: from 25.05 on, a failed init fails the job and does not drain the node.
+    #[unsafe(no_mangle)]
+    static slurm_spank_init_failure_mode: c_int = 3012;
+}
+
+/// Runs when the dynamic linker has loaded the plugin, before Slurm looks at its symbols.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = on_load;
+
+extern "C" fn on_load() {
+    // The plugin has a standard library of its own, so this hook sees no panic but ours. The default one would
+    // write to the user's terminal, or into whatever slurmstepd has as fd 2.
+    std::panic::set_hook(Box::new(|info| {
+        *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = info.to_string().replace('\n', " ");
+    }));
+    if let Ok(Some(version)) = catch_unwind(version::find) {
+        symbols::plugin_version.store(version, Ordering::Relaxed);
+    }
+}
+
+/// Slurm's version as (major, minor).
+pub fn slurm_version() -> (u32, u32) {
+    let word = symbols::plugin_version.load(Ordering::Relaxed);
+    (word >> 16, word >> 8 & 0xff)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn slurm_spank_init(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
+    run_hook(Hook::Init, spank, argc, argv)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn slurm_spank_init_post_opt(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
+    run_hook(Hook::InitPostOpt, spank, argc, argv)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn slurm_spank_task_init(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
+    run_hook(Hook::TaskInit, spank, argc, argv)
+}
+
+/// Runs a hook and turns a failure into what Slurm handles properly. A client that returns -1 after its options
+/// are parsed submits nothing. A task that exits is a failed task. Every other failure must wait for those two:
+/// for a non-zero return value Slurm, depending on hook and release, drains the node, reports success, or runs
+/// the command without us.
+fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
+    let context = current_context();
+    let spank = Spank(handle);
+    let outcome = guarded(|| {
+        if hook == Hook::Init {
+            // SAFETY: Slurm passes the plugin's words of plugstack.conf as argc and argv.
+            state::lock().arguments = unsafe { strings(argv, argc) };
+        }
+        inject_panic(context, hook.name());
+        dispatch(hook, context, &spank)
+    });
+    let Err(failure) = outcome else { return 0 };
+    // Whatever went wrong here: a job that wants no container is none of our business.
+    if !guarded(|| Ok(container_wanted(context, &spank))).unwrap_or(true) {
+        return 0;
+    }
+    match (hook, context) {
+        (Hook::InitPostOpt, Context::Client) => {
+            report(&failure);
+            -1
+        }
+        (Hook::TaskInit, Context::Node) => end_task(&spank, &failure),
+        _ => {
+            state::lock().latch(failure);
+            0
+        }
+    }
+}
+
+/// Slurm calls this with the value of an option, in the client and again in slurmstepd.
+extern "C" fn option_callback(index: c_int, value: *const c_char, _remote: c_int) -> c_int {
+    let outcome = guarded(|| {
+        let spec = usize::try_from(index).ok().and_then(|index| options::ALL.get(index));
+        let name = spec.map_or_else(String::new, |spec| format!("--{}", spec.name.to_string_lossy()));
+        // First of all: from here on a container is wanted, whatever happens next.
+        state::lock().option = Some((name, Vec::new()));
+        inject_panic(current_context(), "option");
+        if !value.is_null() {
+            // SAFETY: Slurm passes the option's argument as a C string that lives during the call.
+            let value = unsafe { CStr::from_ptr(value) }.to_bytes().to_vec();
+            if let Some(option) = state::lock().option.as_mut() {
+                option.1 = value;
+            }
+        }
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        state::lock().latch(failure);
+    }
+    0
+}
+
+/// Runs our code so that a panic in it comes back as a failure.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        let what = std::mem::take(&mut *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner));
+        Err(Failure::new(format!("internal error: {what}")).hint("this is a bug in mizzen; please report it"))
+    })
+}
+
+/// What the last panic said, and where it was.
+static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
+
+/// Tests build the plugin with this to see that a bug anywhere harms neither slurmstepd nor the promise that a
+/// job runs in its container or not at all.
+#[cfg(feature = "inject-panic")]
+#[allow(clippy::panic)]
+fn inject_panic(context: Context, place: &str) {
+    let wanted = format!("inject-panic={}:{place}", if context == Context::Client { "client" } else { "node" });
+    let state = state::lock();
+    if state.arguments.iter().any(|argument| argument == wanted.as_bytes()) {
+        panic!("injected at {place}"); // with the state locked: a poisoned lock must not matter
+    }
+}
+
+#[cfg(not(feature = "inject-panic"))]
+fn inject_panic(_: Context, _: &str) {}
+
+fn current_context() -> Context {
+    // SAFETY: takes nothing and only reads Slurm's own state.
+    match unsafe { sys::spank_context() } {
+        sys::S_CTX_LOCAL | sys::S_CTX_ALLOCATOR => Context::Client,
+        sys::S_CTX_REMOTE => Context::Node,
+        _ => Context::Slurmd,
+    }
+}
+
+/// An option for srun, sbatch and salloc.
+pub struct OptionSpec {
+    /// Without the dashes.
+    pub name: &'static CStr,
+    /// What the argument is called in the help.
+    pub argument: &'static CStr,
+    /// The help text.
+    pub usage: &'static CStr,
+}
+
+/// Slurm's handle, valid during one hook.
+pub struct Spank(sys::spank_t);
+
+impl Spank {
+    /// Adds the option with this index in [`options::ALL`].
+    pub fn register_option(&self, index: usize, spec: &OptionSpec) -> Result<(), Failure> {
+        let mut option = sys::spank_option {
+            name: spec.name.as_ptr().cast_mut(),
+            arginfo: spec.argument.as_ptr().cast_mut(),
+            usage: spec.usage.as_ptr().cast_mut(),
+            has_arg: 1,
+            val: index as c_int,
+            cb: Some(option_callback),
+        };
+        // SAFETY: the handle is Slurm's own; Slurm copies the option and does not write to its strings.
+        let code = unsafe { sys::spank_option_register(self.0, &raw mut option) };
+        if code == 0 {
+            return Ok(());
+        }
+        let name = spec.name.to_string_lossy();
+        Err(Failure::new(format!("Slurm refuses the option --{name} (spank_option_register: {code})"))
+            .hint("another plugin in plugstack.conf may have taken the name"))
+    }
+
+    /// A variable of the job's environment; in slurmstepd and its tasks.
+    pub fn job_variable(&self, name: &str) -> Option<Vec<u8>> {
+        let mut environment: *mut *mut c_char = std::ptr::null_mut();
+        // SAFETY: for S_JOB_ENV Slurm expects a char ***, and gives its own array, ended by NULL.
+        let code = unsafe { sys::spank_get_item(self.0, sys::S_JOB_ENV, &raw mut environment) };
+        if code != 0 || environment.is_null() {
+            return None;
+        }
+        // SAFETY: see above; nothing changes the array while the hook runs.
+        let variables = unsafe { strings(environment, c_int::MAX) };
+        let value = |variable: &Vec<u8>| {
+            Some(variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec())
+        };
+        variables.iter().find_map(value)
+    }
+
+    /// The number of this task among those of its step on this node; in tasks only.
+    fn local_task_id(&self) -> Option<c_int> {
+        let mut id: c_int = 0;
+        // SAFETY: for S_TASK_ID Slurm expects an int *.
+        let code = unsafe { sys::spank_get_item(self.0, sys::S_TASK_ID, &raw mut id) };
+        (code == 0).then_some(id)
+    }
+}
+
+/// Copies an array of C strings that ends after `limit` of them or with a NULL.
+///
+/// # Safety
+/// `array` is NULL or points to such an array.
+unsafe fn strings(array: *mut *mut c_char, limit: c_int) -> Vec<Vec<u8>> {
+    let mut copies = Vec::new();
+    for index in 0..usize::try_from(limit).unwrap_or(0) {
+        if array.is_null() {
+            break;
+        }
+        // SAFETY: by the caller's promise there is an element, because none before it was the last.
+        let string = unsafe { array.add(index).read() };
+        if string.is_null() {
+            break;
+        }
+        // SAFETY: by the caller's promise a C string.
+        copies.push(unsafe { CStr::from_ptr(string) }.to_bytes().to_vec());
+    }
+    copies
+}
+
+/// Ends a task that must not run on the host. The first task of the step on this node says why; the others
+/// would only say it again.
+fn end_task(spank: &Spank, failure: &Failure) -> ! {
+    if spank.local_task_id().unwrap_or(0) == 0 {
+        report(failure);
+    }
+    // SAFETY: ends the process at once, without the exit handlers that slurmstepd has registered.
+    unsafe { libc::_exit(EXIT_CANNOT_START) }
+}
+
+/// Tells the user, and Slurm's log.
+fn report(failure: &Failure) {
+    log_error(&failure.message);
+    if let Some(hint) = &failure.hint {
+        log_error(&format!("hint: {hint}"));
+    }
+}
+
+fn log_error(text: &str) {
+    let line = CString::new(format!("mizzen: {text}")).unwrap_or_default();
+    // SAFETY: the format takes one string.
+    unsafe { sys::slurm_error(c"%s".as_ptr(), line.as_ptr()) };
+}
+
+/// Tells the user something that is not an error.
+pub fn inform(text: &str) {
+    let line = CString::new(format!("mizzen: {text}")).unwrap_or_default();
+    // SAFETY: the format takes one string.
+    unsafe { sys::slurm_info(c"%s".as_ptr(), line.as_ptr()) };
+}
+
+/// Sets a variable of the client's own environment, which becomes the job's.
+pub fn set_variable(name: &str, value: &str) {
+    let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return };
+    // SAFETY: srun, sbatch and salloc set variables themselves at this time and have no other thread that reads
+    // the environment yet.
+    unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
+}
+
+/// Removes a variable from the client's own environment.
+pub fn unset_variable(name: &str) {
+    let Ok(name) = CString::new(name) else { return };
+    // SAFETY: as for `set_variable`.
+    unsafe { libc::unsetenv(name.as_ptr()) };
+}

@@ -1,0 +1,117 @@
+//! The Slurm releases that the tests run: Debian root file systems, made once and kept in `target/`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::{run_tool, target_dir};
+
+/// A Slurm release, named after the Debian release that ships it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Release {
+    /// Slurm 20.11, Debian bullseye: the last one without a `--container` of its own.
+    Slurm20_11,
+    /// Slurm 22.05, Debian bookworm.
+    Slurm22_05,
+    /// Slurm 24.11, Debian trixie.
+    Slurm24_11,
+    /// Slurm 26.05, Debian forky.
+    Slurm26_05,
+}
+
+/// What every root file system holds beside Debian's base: Slurm itself and what the cluster needs in it.
+const PACKAGES: &str = "slurmctld,slurmd,slurm-client,libslurm-dev,munge,iproute2,procps,bindfs,strace";
+
+impl Release {
+    /// All of them, oldest first.
+    pub const ALL: [Release; 4] =
+        [Release::Slurm20_11, Release::Slurm22_05, Release::Slurm24_11, Release::Slurm26_05];
+
+    /// Slurm's major.minor version.
+    pub fn version(self) -> &'static str {
+        match self {
+            Release::Slurm20_11 => "20.11",
+            Release::Slurm22_05 => "22.05",
+            Release::Slurm24_11 => "24.11",
+            Release::Slurm26_05 => "26.05",
+        }
+    }
+
+    /// The Debian release that ships it.
+    pub fn debian(self) -> &'static str {
+        match self {
+            Release::Slurm20_11 => "bullseye",
+            Release::Slurm22_05 => "bookworm",
+            Release::Slurm24_11 => "trixie",
+            Release::Slurm26_05 => "forky",
+        }
+    }
+
+    /// Whether Slurm has a `--container` option of its own (since 21.08).
+    pub fn has_container_option(self) -> bool {
+        self != Release::Slurm20_11
+    }
+
+    /// Finds a release by its version ("22.05") or by Debian's name for it.
+    pub fn parse(name: &str) -> Result<Release> {
+        let found = Release::ALL.into_iter().find(|r| name == r.version() || name == r.debian());
+        found.with_context(|| format!("no such Slurm release: {name} (there are 20.11, 22.05, 24.11, 26.05)"))
+    }
+
+    /// The root file system of this release; made now if it is not there yet.
+    pub fn rootfs(self) -> Result<PathBuf> {
+        let store = target_dir().join("slurm");
+        fs::create_dir_all(&store)?;
+        let root = store.join(self.debian());
+        let recipe = store.join(format!("{}.packages", self.debian()));
+        // Two tests may want the same release at once: one makes it, the other waits for it.
+        let lock = fs::File::create(store.join(format!("{}.lock", self.debian())))?;
+        let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, e)| e).context("flock")?;
+        if fs::read_to_string(&recipe).is_ok_and(|made_of| made_of == PACKAGES) {
+            return Ok(root);
+        }
+        eprintln!("making the root file system of Slurm {} (Debian {}) ...", self.version(), self.debian());
+        let _ = fs::remove_file(&recipe);
+        if root.exists() {
+            fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
+        }
+        let mut make = Command::new("mmdebstrap");
+        make.args(["--variant=minbase", "--quiet"])
+            // Debian testing's indexes expire sooner than mirrors and caches are renewed.
+            .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
+            .arg(format!("--include={PACKAGES}"))
+            .arg(self.debian())
+            .arg(&root);
+        if let Some(mirror) = debian_mirror()? {
+            make.arg(format!("deb {mirror} {} main", self.debian()));
+        }
+        run_tool(&mut make).context("cannot make a root file system")?;
+        fs::write(&recipe, PACKAGES)?; // last: its presence says that the tree is whole
+        Ok(root)
+    }
+}
+
+/// The Debian mirror of this machine's own apt configuration. None on other distributions: mmdebstrap then
+/// knows where Debian is.
+fn debian_mirror() -> Result<Option<String>> {
+    let listing = run_tool(Command::new("apt-get").args([
+        "indextargets",
+        "--format",
+        "$(ORIGIN)|$(LABEL)|$(REPO_URI)",
+        "Created-By: Packages",
+    ]))?;
+    if listing.trim().is_empty() {
+        bail!("apt knows no package index here; run `apt-get update` first");
+    }
+    Ok(listing.lines().find_map(|line| line.strip_prefix("Debian|Debian|")).map(str::to_owned))
+}
+
+impl std::fmt::Display for Release {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "Slurm {}", self.version())
+    }
+}
