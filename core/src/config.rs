@@ -98,7 +98,9 @@ fn read_trusted(path: &Path) -> Result<String, Unread> {
             Ok(found) if found.is_symlink() => {} // what it leads to is checked through the file itself
             Ok(found) => trusted(&found).map_err(|why| {
                 let message = format!("{}: its directory {} {why}", path.display(), parent.display());
-                Unread::Refused(Failure::new(message).hint(format!("chown root and chmod go-w {}", parent.display())))
+                Unread::Refused(
+                    Failure::new(message).hint(format!("chown root and chmod go-w {}", parent.display())),
+                )
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
             Err(error) => return Err(refuse(error.to_string())),
@@ -161,7 +163,8 @@ mod tests {
         assert_eq!(parse(shipped), Ok(Config::default()));
         // Serde knows the keys: a wrong one makes it list them all.
         let keys = parse("no_such_key = 1").unwrap_err().message;
-        let expected: Vec<&str> = keys.split("expected").nth(1).unwrap().split('`').skip(1).step_by(2).collect();
+        let expected: Vec<&str> =
+            keys.split("expected").nth(1).unwrap().split('`').skip(1).step_by(2).collect();
         assert!(!expected.is_empty());
         for key in expected {
             assert!(shipped.contains(&format!("\n{key} = ")), "conf/mizzen.toml lacks the key {key}");
@@ -172,7 +175,10 @@ mod tests {
     fn failures_name_file_line_and_key() {
         let cases = [
             ("# x\n\nimage_folder = []\n", ":3: unknown field `image_folder`, expected `image_folders`"),
-            ("image_folders = \"/x\"\n", ":1: image_folders: invalid type: string \"/x\", expected a sequence"),
+            (
+                "image_folders = \"/x\"\n",
+                ":1: image_folders: invalid type: string \"/x\", expected a sequence",
+            ),
             ("\nimage_folders = [1]\n", ":2: image_folders: invalid type: integer `1`"),
             ("image_folders = [\n", ":1: "),
             ("image_folders = [\"images\"]", ": image_folders: \"images\" is not absolute"),

@@ -76,7 +76,9 @@ impl Request {
     pub fn encode(&self) -> String {
         match self {
             Request::Host => "none".to_owned(),
-            Request::Container(container) => format!("image={}", escape(container.image.as_os_str().as_bytes())),
+            Request::Container(container) => {
+                format!("image={}", escape(container.image.as_os_str().as_bytes()))
+            }
         }
     }
 
@@ -86,14 +88,16 @@ impl Request {
             return Ok(Request::Host);
         }
         let broken = |what: String| {
-            Failure::new(format!("{VARIABLE}: {what}"))
-                .hint("only mizzen sets this variable; unset it, and check that all nodes have the same mizzen")
+            Failure::new(format!("{VARIABLE}: {what}")).hint(
+                "only mizzen sets this variable; unset it, and check that all nodes have the same mizzen",
+            )
         };
         let mut image = None;
         for pair in text.split(|byte| *byte == b'&') {
             let equals = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
             let (key, value) = (&pair[..equals], pair.get(equals + 1..).unwrap_or_default());
-            let value = unescape(value).ok_or_else(|| broken(format!("bad escape in \"{}\"", quote(value))))?;
+            let value =
+                unescape(value).ok_or_else(|| broken(format!("bad escape in \"{}\"", quote(value))))?;
             match key {
                 b"image" if image.is_none() => image = Some(value),
                 b"image" => return Err(broken("two images".to_owned())),
@@ -155,7 +159,8 @@ fn quote_reference(value: &[u8]) -> String {
 /// The image's absolute path: the user's own file first, then the site's folders.
 fn find_image(option: &str, name: &Path, directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
     let mut candidates = vec![directory.join(name)];
-    let bare = name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));
+    let bare =
+        name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));
     if bare {
         candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
     }
@@ -228,18 +233,25 @@ mod tests {
     fn a_bare_name_is_looked_up_in_the_sites_folders() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let config = Config { image_folders: vec!["/nonexistent".into(), folder.clone()] };
-        let found = |name: &str| Request::from_option("--container", name.as_bytes(), Path::new("/"), &config);
+        let found =
+            |name: &str| Request::from_option("--container", name.as_bytes(), Path::new("/"), &config);
         assert_eq!(found("lib.rs"), Ok(container(folder.join("lib.rs").as_os_str().as_bytes())));
         let failure = found("nothing.sqsh").unwrap_err();
         assert!(failure.message.contains("tried /nothing.sqsh, /nonexistent/nothing.sqsh, "), "{failure}");
-        assert!(found("./lib.rs").unwrap_err().message.ends_with("tried /./lib.rs"), "a path is not a bare name");
+        assert!(
+            found("./lib.rs").unwrap_err().message.ends_with("tried /./lib.rs"),
+            "a path is not a bare name"
+        );
     }
 
     #[test]
     fn bad_values_are_named() {
         let cases: [(&[u8], &str); 7] = [
             (b"", "--container: the image is empty"),
-            (&[b'a'; 100_000], "--container: the image's name has 100000 bytes, more than the 4095 of a path: aaa"),
+            (
+                &[b'a'; 100_000],
+                "--container: the image's name has 100000 bytes, more than the 4095 of a path: aaa",
+            ),
             (b"tf\n.sqsh", "--container: control character in \"tf\\n.sqsh\""),
             (b"/dev/null", "--container: /dev/null: neither a file nor a directory"),
             (b"/nonexistent/x", "--container: no such image; tried /nonexistent/x"),
@@ -255,7 +267,9 @@ mod tests {
     #[test]
     fn every_request_survives_the_variable() {
         let all_bytes: Vec<u8> = b"/".iter().copied().chain(0x20..=0x7e).chain(0x80..=0xff).collect();
-        for request in [Request::Host, container(b"/shared/tf.sqsh"), container(&all_bytes), container(b"/none")] {
+        for request in
+            [Request::Host, container(b"/shared/tf.sqsh"), container(&all_bytes), container(b"/none")]
+        {
             let text = request.encode();
             assert!(text.bytes().all(|b| b.is_ascii_graphic()), "{text}");
             assert_eq!(Request::decode(text.as_bytes()), Ok(request));

@@ -13,7 +13,7 @@ use crate::{oci, options, state};
 /// Whether a container was asked for at all: by the client's request, by an option that reached the node some
 /// other way, or by Slurm's own option from a client without mizzen.
 pub fn container_wanted(spank: &Spank) -> bool {
-    spank.job_variable(VARIABLE).is_some() || bare_option(spank).is_some()
+    state::lock().wanted || spank.job_variable(VARIABLE).is_some() || bare_option(spank).is_some()
 }
 
 /// Enters the container that the job asks for. A failure ends the task.
@@ -50,7 +50,7 @@ fn request(spank: &Spank) -> Result<Request, Failure> {
 
 /// An option that comes without the client's request.
 fn bare_option(spank: &Spank) -> Option<(String, Vec<u8>)> {
-    let ours = state::lock().option.clone();
+    let ours = state::lock().options.last().cloned();
     ours.or_else(|| {
         let slurms = spank.job_variable(SLURM_CONTAINER)?;
         let adopted = options::slurm_has_container() && !oci::slurm_runs_containers();

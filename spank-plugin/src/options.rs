@@ -15,7 +15,8 @@ pub const ALL: [OptionSpec; 2] = [
     OptionSpec {
         name: CONTAINER,
         argument: c"IMAGE",
-        usage: c"mizzen: run in the container IMAGE, a squashfs or SIF file or a directory; none: on the node",
+        usage:
+            c"mizzen: run in the container IMAGE, a squashfs or SIF file or a directory; none: on the node",
     },
 ];
 

@@ -13,8 +13,10 @@ use mizzen_core::{Failure, Request};
 pub struct State {
     /// The words behind the plugin's path in plugstack.conf.
     pub arguments: Vec<Vec<u8>>,
-    /// The last container option that Slurm reported: its name and value.
-    pub option: Option<(String, Vec<u8>)>,
+    /// An option of ours was given; never taken back.
+    pub wanted: bool,
+    /// The container options that Slurm reported, by name and value; the last one counts.
+    pub options: Vec<(String, Vec<u8>)>,
     /// The first failure of a hook whose return value Slurm would misread.
     pub failure: Option<Failure>,
     /// Client: how many components of the job have been seen.
@@ -27,7 +29,8 @@ pub struct State {
 
 static STATE: Mutex<State> = Mutex::new(State {
     arguments: Vec::new(),
-    option: None,
+    wanted: false,
+    options: Vec::new(),
     failure: None,
     components: 0,
     inherited: None,
@@ -50,11 +53,16 @@ impl State {
         let mut source = Source::Default;
         for argument in &self.arguments {
             match argument.strip_prefix(b"config=") {
-                Some(path) if !path.is_empty() => source = Source::Named(PathBuf::from(OsStr::from_bytes(path))),
+                Some(path) if !path.is_empty() => {
+                    source = Source::Named(PathBuf::from(OsStr::from_bytes(path)))
+                }
                 _ if cfg!(feature = "inject-panic") && argument.starts_with(b"inject-panic=") => {}
                 _ => {
-                    return Err(Failure::new(format!("plugstack.conf: unknown argument \"{}\"", quote(argument)))
-                        .hint("the only argument of spank_mizzen.so is config=/path/to/mizzen.toml"));
+                    return Err(Failure::new(format!(
+                        "plugstack.conf: unknown argument \"{}\"",
+                        quote(argument)
+                    ))
+                    .hint("the only argument of spank_mizzen.so is config=/path/to/mizzen.toml"));
                 }
             }
         }

@@ -35,7 +35,8 @@ pub fn enter(supervisor: u32, machine: &str) -> Result<()> {
                 }
             }
         }
-        fs::write(dir.join("cgroup.procs"), "0").with_context(|| format!("cannot enter {}", dir.display()))?;
+        fs::write(dir.join("cgroup.procs"), "0")
+            .with_context(|| format!("cannot enter {}", dir.display()))?;
     }
     unshare(CloneFlags::CLONE_NEWCGROUP).context("unshare(cgroup)")
 }

@@ -87,7 +87,12 @@ impl Cluster {
         let mut cluster = Cluster { spec, dir, supervisor, machines: HashMap::new(), keep_logs: false };
         if answer.trim() != "ready" {
             cluster.keep_logs = true;
-            bail!("cluster {}: {}; logs are in {}", cluster.spec.name, answer.trim(), cluster.logs().display());
+            bail!(
+                "cluster {}: {}; logs are in {}",
+                cluster.spec.name,
+                answer.trim(),
+                cluster.logs().display()
+            );
         }
         cluster.machines = machines_of(cluster.supervisor.id())?;
         Ok(cluster)
@@ -122,7 +127,9 @@ impl Cluster {
             .output();
         let output = match output {
             Ok(output) => output,
-            Err(error) => return Output { code: -1, stdout: String::new(), stderr: format!("nsenter: {error}") },
+            Err(error) => {
+                return Output { code: -1, stdout: String::new(), stderr: format!("nsenter: {error}") };
+            }
         };
         use std::os::unix::process::ExitStatusExt;
         let code = output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap_or(0));
@@ -168,7 +175,8 @@ impl Cluster {
     /// Waits until no job is left, for a few seconds at most, and tells whether all nodes are idle then.
     pub fn all_idle(&self) -> bool {
         for _ in 0..100 {
-            if self.node_states().iter().all(|state| state == "idle") {
+            // "planned" is an idle node in the backfill scheduler's plans.
+            if self.node_states().iter().all(|state| state == "idle" || state == "planned") {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(100));

@@ -176,8 +176,11 @@ fn start_daemons(name: &str) -> Result<Vec<Child>> {
     }
     // One munged for the cluster: its socket is bound into every machine.
     std::os::unix::fs::chown("/run/munge", Some(id_of("munge")?), None)?;
-    let munged =
-        daemon(name, "runuser", &["-u", "munge", "--", "/usr/sbin/munged", "--foreground", "--num-threads=4"])?;
+    let munged = daemon(
+        name,
+        "runuser",
+        &["-u", "munge", "--", "/usr/sbin/munged", "--foreground", "--num-threads=4"],
+    )?;
     let begin = Instant::now();
     while !Path::new("/run/munge/munge.socket.2").exists() {
         if begin.elapsed() > Duration::from_secs(10) {

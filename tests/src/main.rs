@@ -47,8 +47,15 @@ fn shell(args: &[&str]) -> Result<()> {
     }
     let begin = Instant::now();
     let cluster = Cluster::start(spec)?;
-    println!("{} is up after {:.1} s. Logs: {}", cluster.release(), begin.elapsed().as_secs_f32(), cluster.logs().display());
-    println!("You are alice on the login node; /shared is on every machine. The cluster ends with this shell.");
+    println!(
+        "{} is up after {:.1} s. Logs: {}",
+        cluster.release(),
+        begin.elapsed().as_secs_f32(),
+        cluster.logs().display()
+    );
+    println!(
+        "You are alice on the login node; /shared is on every machine. The cluster ends with this shell."
+    );
     let prompt = format!("PS1=alice@{}:\\w\\$ ", cluster.release().debian());
     cluster.command("ctl", User::Alice, &["env", &prompt, "TERM=xterm", "bash", "--norc"]).status()?;
     Ok(())

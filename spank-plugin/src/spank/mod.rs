@@ -82,14 +82,14 @@ extern "C" fn slurm_spank_task_init(spank: sys::spank_t, argc: c_int, argv: *mut
     run_hook(Hook::TaskInit, spank, argc, argv)
 }
 
-/// Runs a hook and turns a failure into what Slurm handles properly. A client that returns -1 after its options
-/// are parsed submits nothing. A task that exits is a failed task. Every other failure must wait for those two:
-/// for a non-zero return value Slurm, depending on hook and release, drains the node, reports success, or runs
-/// the command without us.
+/// Runs a hook and turns a failure into what Slurm handles properly. A client exits once its options are parsed,
+/// and has submitted nothing. A task exits, and is a failed task. Every other failure must wait for those two, and
+/// every hook returns 0: for another value Slurm, depending on hook, release and `required` or `optional` in
+/// plugstack.conf, drains the node, reports success, or goes on without us.
 fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
     let context = current_context();
     let spank = Spank(handle);
-    let outcome = guarded(|| {
+    let outcome = catch_panic(|| {
         if hook == Hook::Init {
             // SAFETY: Slurm passes the plugin's words of plugstack.conf as argc and argv.
             state::lock().arguments = unsafe { strings(argv, argc) };
@@ -97,16 +97,15 @@ fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_cha
         inject_panic(context, hook.name());
         dispatch(hook, context, &spank)
     });
-    let Err(failure) = outcome else { return 0 };
-    // Whatever went wrong here: a job that wants no container is none of our business.
-    if !guarded(|| Ok(container_wanted(context, &spank))).unwrap_or(true) {
-        return 0;
-    }
+    let failure = match outcome {
+        Ok(Ok(())) => return 0,
+        Ok(Err(failure)) => failure,
+        // A bug of ours must not touch a job that wants no container. If even that cannot be found out, it does.
+        Err(_) if catch_panic(|| container_wanted(context, &spank)) == Ok(false) => return 0,
+        Err(panic) => panic,
+    };
     match (hook, context) {
-        (Hook::InitPostOpt, Context::Client) => {
-            report(&failure);
-            -1
-        }
+        (Hook::InitPostOpt, Context::Client) => refuse_command(&failure),
         (Hook::TaskInit, Context::Node) => end_task(&spank, &failure),
         _ => {
             state::lock().latch(failure);
@@ -117,32 +116,26 @@ fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_cha
 
 /// Slurm calls this with the value of an option, in the client and again in slurmstepd.
 extern "C" fn option_callback(index: c_int, value: *const c_char, _remote: c_int) -> c_int {
-    let outcome = guarded(|| {
+    let outcome = catch_panic(|| {
         let spec = usize::try_from(index).ok().and_then(|index| options::ALL.get(index));
         let name = spec.map_or_else(String::new, |spec| format!("--{}", spec.name.to_string_lossy()));
-        // First of all: from here on a container is wanted, whatever happens next.
-        state::lock().option = Some((name, Vec::new()));
+        state::lock().wanted = true; // before anything can go wrong
         inject_panic(current_context(), "option");
-        if !value.is_null() {
-            // SAFETY: Slurm passes the option's argument as a C string that lives during the call.
-            let value = unsafe { CStr::from_ptr(value) }.to_bytes().to_vec();
-            if let Some(option) = state::lock().option.as_mut() {
-                option.1 = value;
-            }
-        }
-        Ok(())
+        // SAFETY: Slurm passes the option's argument, if any, as a C string that lives during the call.
+        let value = if value.is_null() { c"" } else { unsafe { CStr::from_ptr(value) } };
+        state::lock().options.push((name, value.to_bytes().to_vec()));
     });
-    if let Err(failure) = outcome {
-        state::lock().latch(failure);
+    if let Err(panic) = outcome {
+        state::lock().latch(panic);
     }
     0
 }
 
 /// Runs our code so that a panic in it comes back as a failure.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| {
         let what = std::mem::take(&mut *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner));
-        Err(Failure::new(format!("internal error: {what}")).hint("this is a bug in mizzen; please report it"))
+        Failure::new(format!("internal error: {what}")).hint("this is a bug in mizzen; please report it")
     })
 }
 
@@ -154,7 +147,8 @@ static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 #[cfg(feature = "inject-panic")]
 #[allow(clippy::panic)]
 fn inject_panic(context: Context, place: &str) {
-    let wanted = format!("inject-panic={}:{place}", if context == Context::Client { "client" } else { "node" });
+    let wanted =
+        format!("inject-panic={}:{place}", if context == Context::Client { "client" } else { "node" });
     let state = state::lock();
     if state.arguments.iter().any(|argument| argument == wanted.as_bytes()) {
         panic!("injected at {place}"); // with the state locked: a poisoned lock must not matter
@@ -217,9 +211,8 @@ impl Spank {
         }
         // SAFETY: see above; nothing changes the array while the hook runs.
         let variables = unsafe { strings(environment, c_int::MAX) };
-        let value = |variable: &Vec<u8>| {
-            Some(variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec())
-        };
+        let value =
+            |variable: &Vec<u8>| Some(variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
         variables.iter().find_map(value)
     }
 
@@ -251,6 +244,14 @@ unsafe fn strings(array: *mut *mut c_char, limit: c_int) -> Vec<Vec<u8>> {
         copies.push(unsafe { CStr::from_ptr(string) }.to_bytes().to_vec());
     }
     copies
+}
+
+/// Ends srun, sbatch or salloc as they end themselves for a bad option.
+fn refuse_command(failure: &Failure) -> ! {
+    report(failure);
+    let code = std::env::var("SLURM_EXIT_ERROR").ok().and_then(|code| code.parse().ok()).unwrap_or(1);
+    // SAFETY: the program's own way to end; nothing is allocated or submitted yet.
+    unsafe { libc::exit(code) }
 }
 
 /// Ends a task that must not run on the host. The first task of the step on this node says why; the others
