@@ -54,6 +54,7 @@ impl Cluster {
             cpus: 8,
             plugstack: vec![format!("required {PLUGIN}")],
             slurm_conf: Vec::new(),
+            slurm_files: Vec::new(),
             mizzen_toml: None,
             shared: SharedFs::Tmpfs,
             cgroup_v1: false,
@@ -101,6 +102,11 @@ impl Cluster {
     /// The release that it runs.
     pub fn release(&self) -> Release {
         self.spec.release
+    }
+
+    /// The pid of the process that holds its namespaces.
+    pub fn supervisor(&self) -> u32 {
+        self.supervisor.id()
     }
 
     /// Where the daemons' logs are.
@@ -164,6 +170,19 @@ impl Cluster {
         let pid = self.machines.get("ctl").context("no controller")?;
         fs::write(format!("/proc/{pid}/root/shared/{name}"), content)?;
         Ok(format!("/shared/{name}"))
+    }
+
+    /// Writes a file of root's on every machine.
+    pub fn write_everywhere(&self, path: &str, content: &str) -> Result<()> {
+        for pid in self.machines.values() {
+            fs::write(format!("/proc/{pid}/root{path}"), content).with_context(|| path.to_owned())?;
+        }
+        Ok(())
+    }
+
+    /// Replaces plugstack.conf; Slurm reads it again for every command and step.
+    pub fn set_plugstack(&self, lines: &[&str]) -> Result<()> {
+        self.write_everywhere("/etc/slurm/plugstack.conf", &(lines.join("\n") + "\n"))
     }
 
     /// The state of each node, as sinfo tells it.

@@ -44,17 +44,17 @@ pub fn run(supervisor: u32) -> Result<()> {
     // Not through a BufReader: the pipe is polled for its end afterwards.
     std::io::stdin().lock().read_line(&mut line)?;
     let order: Order = serde_json::from_str(&line).context("bad order")?;
-    let machines = match build(&order, supervisor) {
-        Ok(machines) => machines,
-        Err(error) => {
-            println!("failed: {}", format!("{error:#}").replace('\n', " | "));
-            return Ok(());
-        }
+    let built = build(&order, supervisor);
+    let answer = match &built {
+        Ok(_) => "ready".to_owned(),
+        Err(error) => format!("failed: {}", format!("{error:#}").replace('\n', " | ")),
     };
-    println!("ready");
-    std::io::stdout().flush()?;
-    wait_for_owner()?;
-    drop(machines);
+    // An owner that is gone does not read the answer, and nobody else needs the cluster.
+    if writeln!(std::io::stdout(), "{answer}").is_ok() && built.is_ok() {
+        while !owner_is_gone(500)? {
+            collect_orphans();
+        }
+    }
     Ok(()) // the kernel kills every other process of the namespace now
 }
 
@@ -97,6 +97,9 @@ fn common_files(order: &Order, fs_root: &Path) -> Result<()> {
     fs::write(etc.join("slurm.conf"), order.spec.slurm_conf_text())?;
     fs::write(etc.join("cgroup.conf"), order.spec.cgroup_conf_text())?;
     fs::write(etc.join("plugstack.conf"), order.spec.plugstack.join("\n") + "\n")?;
+    for (name, content) in &order.spec.slurm_files {
+        fs::write(etc.join(name), content)?;
+    }
     Ok(())
 }
 
@@ -157,6 +160,9 @@ fn wait_until_idle(spec: &Spec, machines: &[Machine]) -> Result<()> {
         if states.lines().filter(|state| *state == "idle").count() == spec.nodes as usize {
             return Ok(());
         }
+        if owner_is_gone(0)? {
+            bail!("the owner is gone");
+        }
         if begin.elapsed() > START_LIMIT {
             let said = String::from_utf8_lossy(&sinfo.stderr);
             bail!("the nodes are not idle after {START_LIMIT:?}: {:?} {said}", states.trim());
@@ -165,18 +171,16 @@ fn wait_until_idle(spec: &Spec, machines: &[Machine]) -> Result<()> {
     }
 }
 
-/// Blocks until the owner's end of the pipe closes; collects orphaned processes meanwhile.
-fn wait_for_owner() -> Result<()> {
+/// Whether the owner's end of the pipe is closed, after waiting so many milliseconds for that.
+fn owner_is_gone(wait: u16) -> Result<bool> {
     let stdin = std::io::stdin();
-    loop {
-        let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::from(500u16)).context("poll")?;
-        if fds[0].any().unwrap_or(false) {
-            return Ok(()); // nothing is ever sent after the order, so this is the end
-        }
-        while !matches!(
-            waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)),
-            Ok(WaitStatus::StillAlive) | Err(_)
-        ) {}
-    }
+    let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::from(wait)).context("poll")?;
+    Ok(fds[0].any().unwrap_or(false)) // nothing is ever sent after the order, so this is the end
+}
+
+/// Takes leave of processes whose parent died before them, as pid 1 must.
+fn collect_orphans() {
+    let pending = || waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG));
+    while !matches!(pending(), Ok(WaitStatus::StillAlive) | Err(_)) {}
 }

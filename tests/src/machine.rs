@@ -21,8 +21,7 @@ use crate::{cgroup, run_tool};
 pub fn run(name: &str, supervisor: u32) -> Result<()> {
     match bring_up(name, supervisor) {
         Ok(daemons) => {
-            println!("running");
-            std::io::stdout().flush()?;
+            writeln!(std::io::stdout(), "running")?;
             for mut daemon in daemons {
                 daemon.wait()?;
             }
@@ -32,7 +31,7 @@ pub fn run(name: &str, supervisor: u32) -> Result<()> {
             }
         }
         Err(error) => {
-            println!("{error:#}");
+            writeln!(std::io::stdout(), "{error:#}")?;
             Ok(())
         }
     }
@@ -52,8 +51,7 @@ fn bring_up(name: &str, supervisor: u32) -> Result<Vec<Child>> {
     )
     .context("unshare")?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
-    println!("namespaces");
-    std::io::stdout().flush()?;
+    writeln!(std::io::stdout(), "namespaces")?;
     let address = orders.next().context("no address")??;
     sethostname(name)?;
     for words in [

@@ -1,6 +1,7 @@
 //! `vcluster`: a throw-away Slurm cluster from the command line, and the roles that a cluster consists of.
 #![forbid(unsafe_code)]
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use mizzen_tests::{Cluster, Release, User, init, machine, supervise};
 
 const USAGE: &str = "\
 usage: vcluster releases                 make the root file systems of all Slurm releases
+       vcluster demo                     what mizzen does, on a two-node cluster
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
 
@@ -17,6 +19,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
         ["releases"] => Release::ALL.into_iter().try_for_each(|release| release.rootfs().map(drop)),
+        ["demo"] => demo(),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),
         ["role-init", supervisor] => supervisor.parse().map_err(Into::into).and_then(init::run),
@@ -45,18 +48,41 @@ fn shell(args: &[&str]) -> Result<()> {
         [release, nodes] => (spec.release, spec.nodes) = (Release::parse(release)?, nodes.parse()?),
         _ => bail!("too many arguments\n{USAGE}"),
     }
-    let begin = Instant::now();
+    let (begin, nodes) = (Instant::now(), spec.nodes);
     let cluster = Cluster::start(spec)?;
-    println!(
-        "{} is up after {:.1} s. Logs: {}",
-        cluster.release(),
-        begin.elapsed().as_secs_f32(),
+    let mut out = std::io::stdout();
+    writeln!(out, "{} is up after {:.1} s.", cluster.release(), begin.elapsed().as_secs_f32())?;
+    writeln!(out, "You are alice on the login node; node1 to node{} compute; /shared is everywhere.", nodes)?;
+    writeln!(
+        out,
+        "The daemons' logs are in {}. The cluster ends with this shell.",
         cluster.logs().display()
-    );
-    println!(
-        "You are alice on the login node; /shared is on every machine. The cluster ends with this shell."
-    );
+    )?;
     let prompt = format!("PS1=alice@{}:\\w\\$ ", cluster.release().debian());
     cluster.command("ctl", User::Alice, &["env", &prompt, "TERM=xterm", "bash", "--norc"]).status()?;
+    Ok(())
+}
+
+/// What a user sees: the commands of a first session and their answers.
+fn demo() -> Result<()> {
+    let cluster = Cluster::start(Cluster::spec("demo"))?;
+    cluster.share("tf.sqsh", b"")?;
+    for (why, command) in [
+        ("A real Slurm cluster, thrown away at the end.", "sinfo"),
+        ("Jobs without a container are not touched.", "srun -N2 hostname"),
+        ("A mistake is refused before it waits in the queue.", "srun --container=tff.sqsh hostname"),
+        (
+            "A container or nothing: what cannot start in it does not start at all.",
+            "srun -N2 --container=/shared/tf.sqsh hostname",
+        ),
+        (
+            "The same in batch jobs.",
+            "sbatch --wait --output=out.txt --container=/shared/tf.sqsh --wrap hostname; cat out.txt",
+        ),
+        ("And no node is drained.", "sinfo"),
+    ] {
+        let done = cluster.run(&format!("exec 2>&1; {command}"));
+        println!("# {why}\n$ {command}\n{}(exit code {})\n", done.stdout, done.code);
+    }
     Ok(())
 }

@@ -60,6 +60,8 @@ pub struct Spec {
     pub plugstack: Vec<String>,
     /// Lines of slurm.conf; a key replaces the default of the same name.
     pub slurm_conf: Vec<String>,
+    /// Further files in /etc/slurm: name and content.
+    pub slurm_files: Vec<(String, String)>,
     /// Content of /etc/mizzen/mizzen.toml; None leaves the installed file.
     pub mizzen_toml: Option<String>,
     /// How /shared is mounted.

@@ -1,0 +1,137 @@
+//! What is built and installed: the files themselves, without Slurm.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use mizzen_tests::{Release, run_tool, target_dir};
+
+fn staged(path: &str) -> PathBuf {
+    let file = target_dir().join("stage").join(path);
+    assert!(file.exists(), "{} is missing: run `make stage`", file.display());
+    file
+}
+
+fn plugin() -> PathBuf {
+    staged("usr/lib/mizzen/spank_mizzen.so")
+}
+
+#[test]
+fn the_plugin_exports_what_slurm_needs_and_nothing_else() {
+    let listing = run_tool(Command::new("nm").args(["-D", "--defined-only", "-P"]).arg(plugin())).unwrap();
+    let exported: BTreeSet<&str> =
+        listing.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let expected = BTreeSet::from([
+        "plugin_name",
+        "plugin_type",
+        "plugin_version",
+        "slurm_spank_init",
+        "slurm_spank_init_failure_mode",
+        "slurm_spank_init_post_opt",
+        "slurm_spank_task_init",
+        "spank_plugin_version",
+    ]);
+    assert_eq!(exported, expected);
+}
+
+#[test]
+fn the_plugin_needs_only_what_every_slurm_and_old_systems_have() {
+    let listing = run_tool(Command::new("nm").args(["-D", "--undefined-only", "-P"]).arg(plugin())).unwrap();
+    let mut from_slurm = BTreeSet::new();
+    for name in listing.lines().filter_map(|line| line.split_whitespace().next()) {
+        match name.split_once('@').map(|(_, version)| version.trim_start_matches('@')) {
+            Some(version) => {
+                let number = version.strip_prefix("GLIBC_").or(version.strip_prefix("GCC_")).unwrap();
+                let parts: Vec<u32> = number.split('.').map(|part| part.parse().unwrap()).collect();
+                assert!(parts <= vec![2, 28], "{name} is newer than glibc 2.28");
+            }
+            None => drop(from_slurm.insert(name)),
+        }
+    }
+    from_slurm.remove("gettid"); // weak: used where glibc has it
+    let expected = BTreeSet::from([
+        "slurm_error",
+        "slurm_info",
+        "spank_context",
+        "spank_get_item",
+        "spank_option_register",
+    ]);
+    assert_eq!(from_slurm, expected);
+    assert!(fs::metadata(plugin()).unwrap().len() < 2 << 20, "the plugin is larger than 2 MiB");
+}
+
+#[test]
+fn the_shipped_bindings_fit_the_headers_of_every_release() {
+    let repository = target_dir().join("..").canonicalize().unwrap();
+    let shipped = fs::read_to_string(repository.join("spank-plugin/src/spank/bindings.rs")).unwrap();
+    let build_dir = target_dir().join("bindings");
+    for release in Release::ALL {
+        let include = release.rootfs().unwrap().join("usr/include").canonicalize().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args([
+                "build",
+                "--quiet",
+                "-p",
+                "spank-mizzen",
+                "--features",
+                "bindgen",
+                "--message-format=json",
+            ])
+            .arg("--target-dir")
+            .arg(&build_dir)
+            .current_dir(&repository)
+            .env("SLURM_INCLUDE_DIR", &include);
+        let messages = run_tool(&mut cargo).unwrap();
+        let out_dir = messages
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .filter(|message| message["package_id"].as_str().is_some_and(|id| id.contains("spank-plugin")))
+            .find_map(|message| message["out_dir"].as_str().map(PathBuf::from))
+            .unwrap();
+        let generated = fs::read_to_string(out_dir.join("bindings.rs")).unwrap();
+        let generated: BTreeSet<&str> = generated.lines().collect();
+        // A newer header may have more; what the plugin knows must be the same.
+        let differing: Vec<&str> =
+            shipped.lines().filter(|line| !line.contains("_unused") && !generated.contains(line)).collect();
+        assert!(differing.is_empty(), "{release}: {differing:#?}");
+        println!("{release}: bindings agree");
+    }
+}
+
+#[test]
+fn the_installed_plugstack_line_names_the_installed_plugin() {
+    let lines = fs::read_to_string(staged("etc/slurm/plugstack.conf.d/mizzen.conf")).unwrap();
+    assert!(lines.lines().any(|line| line == "required /usr/lib/mizzen/spank_mizzen.so"), "{lines}");
+    assert!(fs::exists(staged("etc/mizzen/mizzen.toml")).unwrap());
+}
+
+#[test]
+fn the_launcher_needs_no_library_of_the_node() {
+    let headers = run_tool(Command::new("readelf").arg("--dynamic").arg(staged("usr/bin/mizzen"))).unwrap();
+    assert!(!headers.contains("(NEEDED)"), "{headers}");
+}
+
+#[test]
+fn the_launcher_checks_the_configuration() {
+    let mizzen = |args: &[&str]| {
+        let output = Command::new(staged("usr/bin/mizzen")).args(args).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    };
+    let file = format!("/root/mizzen-test-{}.toml", std::process::id());
+    fs::write(&file, "image_folders = [\"/shared/images\"]\n").unwrap();
+    assert_eq!(mizzen(&["check-config", &file]), (0, format!("{file}: good\n"), String::new()));
+    fs::write(&file, "\nimages = []\n").unwrap();
+    let (code, _, stderr) = mizzen(&["check-config", &file]);
+    fs::remove_file(&file).unwrap();
+    assert_eq!(code, 1);
+    assert!(stderr.starts_with(&format!("mizzen: {file}:2: unknown field `images`")), "{stderr}");
+    assert!(stderr.contains("mizzen: hint: "), "{stderr}");
+    let (code, _, stderr) = mizzen(&["check-config", &file]);
+    assert!(code == 1 && stderr.starts_with(&format!("mizzen: {file}: no such file")), "{stderr}");
+    assert_eq!(mizzen(&["no-such-command"]).0, 2);
+}
