@@ -153,7 +153,6 @@ impl Spec {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn a_line_of_the_test_replaces_the_default_of_the_same_key() {
