@@ -83,7 +83,7 @@ fn slurm_can_be_configured() {
 
 #[test]
 fn a_job_can_have_its_own_tmp() {
-    let mut spec = Cluster::spec("job-tmp");
+    let mut spec = Spec { one_cpu: true, ..Cluster::spec("job-tmp") };
     spec.slurm_conf =
         vec!["JobContainerType=job_container/tmpfs".to_owned(), "PrologFlags=Contain".to_owned()];
     spec.slurm_files =

@@ -58,6 +58,7 @@ impl Cluster {
             mizzen_toml: None,
             shared: SharedFs::Tmpfs,
             cgroup_v1: false,
+            one_cpu: false,
             layers: vec![target_dir().join("stage")],
         }
     }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, unshare};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use nix::unistd::{chdir, pivot_root, sethostname};
+use nix::unistd::{Pid, chdir, pivot_root, sethostname};
 
 use crate::init::Order;
 use crate::spec::{GROUP, PASSWD, SharedFs};
@@ -42,6 +42,11 @@ fn bring_up(name: &str, supervisor: u32) -> Result<Vec<Child>> {
     let order: Order = serde_json::from_str(&orders.next().context("no order")??)?;
     if order.spec.cgroup_v1 {
         cgroup::enter(supervisor, name)?;
+    }
+    if order.spec.one_cpu {
+        let mut first = CpuSet::new();
+        first.set(0)?;
+        sched_setaffinity(Pid::from_raw(0), &first).context("sched_setaffinity")?;
     }
     unshare(
         CloneFlags::CLONE_NEWNS

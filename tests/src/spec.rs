@@ -68,6 +68,10 @@ pub struct Spec {
     pub shared: SharedFs,
     /// Slurm uses cgroup v1 (proctrack and task plugins).
     pub cgroup_v1: bool,
+    /// All machines run on one CPU. job_container/tmpfs needs it where the kernel numbers mount namespaces by CPU
+    /// (seen with 6.18): Slurm binds the job's namespace file, which the kernel refuses (EINVAL) unless the job's
+    /// number is higher than the node's, and on another CPU it may be lower.
+    pub one_cpu: bool,
     /// Directory trees laid over the root file system: the installed product.
     pub layers: Vec<PathBuf>,
 }
