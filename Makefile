@@ -57,7 +57,8 @@ stage: portable
 	install -D target/inject/$(HOST)/release/libspank_mizzen.so target/stage-inject/usr/lib/mizzen/spank_mizzen.so
 
 # Debian packages for the build and for the virtual cluster.
-PACKAGES := gcc libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev
+PACKAGES := gcc libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev \
+  squashfs-tools busybox-static binutils
 
 deps:
 	@missing=$$(for package in $(PACKAGES); do \

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::Failure;
+use crate::failure::cause;
 
 /// Where the file is unless plugstack.conf says `config=PATH`.
 pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
@@ -103,7 +104,7 @@ fn read_trusted(path: &Path) -> Result<String, Unread> {
                 )
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
-            Err(error) => return Err(refuse(error.to_string())),
+            Err(error) => return Err(refuse(cause(&error))),
         }
     }
     // O_NONBLOCK: a FIFO in the file's place must not block the opener.
@@ -114,9 +115,9 @@ fn read_trusted(path: &Path) -> Result<String, Unread> {
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
             return Err(refuse("is a symbolic link; mizzen reads only the file itself".to_owned()));
         }
-        Err(error) => return Err(refuse(format!("cannot open it: {error}"))),
+        Err(error) => return Err(refuse(format!("cannot open it: {}", cause(&error)))),
     };
-    let found = file.metadata().map_err(|error| refuse(error.to_string()))?;
+    let found = file.metadata().map_err(|error| refuse(cause(&error)))?;
     if !found.is_file() {
         return Err(refuse("is not a regular file".to_owned()));
     }
@@ -124,7 +125,7 @@ fn read_trusted(path: &Path) -> Result<String, Unread> {
         let message = format!("{} {why}", path.display());
         Unread::Refused(Failure::new(message).hint(format!("chown root and chmod go-w {}", path.display())))
     })?;
-    read_text(&file).map_err(|error| refuse(format!("cannot read it: {error}")))
+    read_text(&file).map_err(|error| refuse(format!("cannot read it: {}", cause(&error))))
 }
 
 /// Why root must not believe this file or directory.

@@ -55,6 +55,15 @@ pub fn quote(bytes: &[u8]) -> String {
     text
 }
 
+/// The system's words for an error, without Rust's "(os error N)".
+pub fn cause(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

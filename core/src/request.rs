@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-use crate::failure::quote;
+use crate::failure::{cause, quote};
 use crate::{Config, Failure};
 
 /// Carries the request from srun, sbatch and salloc to the node, and from a job to the srun calls in it. The
@@ -45,15 +45,10 @@ impl Request {
         directory: &Path,
         config: &Config,
     ) -> Result<Request, Failure> {
-        check_path_text(option, value)?;
         if value == NONE {
             return Ok(Request::Host);
         }
-        if let Some(scheme) = scheme_of(value) {
-            let message = format!("{option}: {}: cannot fetch images from {scheme}", quote_reference(value));
-            return Err(Failure::new(message).hint("give the path of an image file or directory"));
-        }
-        let image = find_image(option, Path::new(OsStr::from_bytes(value)), directory, config)?;
+        let image = image_path(option, value, directory, config)?;
         Ok(Request::Container(Container { image }))
     }
 
@@ -112,6 +107,16 @@ impl Request {
         }
         Ok(Request::Container(Container { image }))
     }
+}
+
+/// Finds the image that a user names; `option` says in messages where the name comes from.
+pub fn image_path(option: &str, value: &[u8], directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
+    check_path_text(option, value)?;
+    if let Some(scheme) = scheme_of(value) {
+        let message = format!("{option}: {}: cannot fetch images from {scheme}", quote_reference(value));
+        return Err(Failure::new(message).hint("give the path of an image file or directory"));
+    }
+    find_image(option, Path::new(OsStr::from_bytes(value)), directory, config)
 }
 
 /// What no image name may be, whoever typed it.
@@ -173,7 +178,7 @@ fn find_image(option: &str, name: &Path, directory: &Path, config: &Config) -> R
                 return Err(Failure::new(message).hint("an image is a squashfs or SIF file, or a directory"));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Failure::new(format!("{option}: {shown}: {error}"))),
+            Err(error) => return Err(Failure::new(format!("{option}: {shown}: {}", cause(&error)))),
         }
     }
     let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();

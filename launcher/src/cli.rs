@@ -1,10 +1,14 @@
-//! The command line.
+//! The command line: help, man page and shell completions all come from these definitions.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use mizzen_core::Failure;
 
-/// Containers for Slurm.
+use crate::options::{self, RunOptions};
+
+/// Containers for Slurm, and without it
 #[derive(Debug, Parser)]
 #[command(name = "mizzen", version, about, arg_required_else_help = true)]
 pub struct Cli {
@@ -16,9 +20,119 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run a program in a container
+    ///
+    /// The image is a squashfs or SIF file or a directory. Without a program the image's own command is run, or a
+    /// shell. The exit code is the program's; 125 if there is no container, 126 if the program cannot be executed,
+    /// 127 if it is not found.
+    Run(ContainerArgs),
+    /// Show what `run` would do: mounts, environment and identity, each with its reason
+    Plan {
+        /// For programs
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        container: ContainerArgs,
+    },
+    /// Show what an image is: format, size, architecture, system, environment, command, digest
+    Inspect {
+        /// For programs
+        #[arg(long)]
+        json: bool,
+        /// A squashfs or SIF file or a directory
+        image: PathBuf,
+    },
+    /// Try everything that a container needs of this node, and say what to change
+    ///
+    /// The exit code is 0 if containers can run here and 1 if not, for health checks.
+    Doctor {
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
     /// Check mizzen.toml: its keys and values, and that only root can write it
     CheckConfig {
         /// The file to check [default: /etc/mizzen/mizzen.toml, which may be missing]
         file: Option<PathBuf>,
     },
+    /// Print completions for a shell
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages into a directory
+    Man {
+        /// Where mizzen.1 and the pages of the commands go
+        directory: PathBuf,
+    },
+}
+
+/// What shapes a container.
+#[derive(Debug, Args)]
+pub struct ContainerArgs {
+    /// Mount a file or directory of the host; repeat it or join several by commas
+    ///
+    /// DST is SRC if not given. FLAGS, joined by +: ro, rw, noexec; nosuid, nodev and rbind always hold. `tmpfs` as
+    /// SRC is an empty tmpfs (flag size=SIZE); the flag squashfs mounts the content of a squashfs file. A literal
+    /// colon or comma is written \: or \,.
+    #[arg(long = "mount", short = 'm', value_name = "SRC[:DST[:FLAGS]]")]
+    mounts: Vec<OsString>,
+    /// Leave the home directory out
+    #[arg(long)]
+    no_home: bool,
+    /// Start in this directory of the container
+    #[arg(long, short = 'w', value_name = "DIR")]
+    workdir: Option<PathBuf>,
+    /// Set a variable, or take the host's value in spite of the image's
+    #[arg(long = "env", short = 'e', value_name = "NAME[=VALUE]")]
+    environment: Vec<OsString>,
+    /// Set the variables in a file of NAME=VALUE lines
+    #[arg(long = "env-file", value_name = "FILE")]
+    env_files: Vec<PathBuf>,
+    /// Take nothing from the host's environment but what describes the user and the job
+    #[arg(long)]
+    clean_env: bool,
+    /// Be root inside
+    #[arg(long)]
+    remap_root: bool,
+    /// Make the root writable; changes are kept in memory, up to SIZE, and end with the container
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "50%")]
+    writable: Option<String>,
+    /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
+    #[arg(long, value_name = "NAMES")]
+    unshare: Option<String>,
+    /// A squashfs or SIF file or a directory
+    image: PathBuf,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+impl ContainerArgs {
+    /// Parses what clap leaves as text.
+    pub fn into_options(self) -> Result<RunOptions, Failure> {
+        let mut mounts = Vec::new();
+        for text in &self.mounts {
+            mounts.extend(options::parse_mounts(text)?);
+        }
+        let mut environment = Vec::new();
+        for file in &self.env_files {
+            environment.extend(options::read_env_file(file)?);
+        }
+        for text in &self.environment {
+            environment.push(options::parse_env(text)?);
+        }
+        Ok(RunOptions {
+            image: self.image,
+            command: self.command,
+            mounts,
+            no_home: self.no_home,
+            workdir: self.workdir,
+            environment,
+            clean_env: self.clean_env,
+            remap_root: self.remap_root,
+            writable: self.writable,
+            unshare: self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default(),
+        })
+    }
 }

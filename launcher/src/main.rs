@@ -1,32 +1,93 @@
-//! `mizzen`, the launcher. Always runs as the user who calls it.
-#![forbid(unsafe_code)]
+//! `mizzen`, the launcher. Always runs as the user who calls it; `pipeline.rs` shows the way of a container.
 
 mod cli;
+mod doctor;
+mod host;
+mod image;
+mod inspect;
+mod options;
+mod pipeline;
+mod plan;
+mod progress;
+mod sandbox;
+mod sys;
 
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
-use mizzen_core::Config;
+use clap::{CommandFactory, Parser};
 use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::{Config, Failure};
 
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::CheckConfig { file } => {
-            let shown = file.clone().unwrap_or_else(|| DEFAULT_PATH.into());
-            let source = file.map_or(Source::Default, Source::Named);
-            Config::load(&source).map(|_| println!("{}: good", shown.display()))
+        Command::Run(container) => return run(container),
+        Command::Plan { json, container } => {
+            container.into_options().and_then(|options| pipeline::prepare(&options)).and_then(|(plan, _)| {
+                print(&if json { format!("{:#}\n", plan.to_json()) } else { plan.to_text() })
+            })
         }
+        Command::Inspect { json, image } => inspect::inspect(&image).and_then(|found| {
+            print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
+        }),
+        Command::Doctor { json } => return doctor::examine(json),
+        Command::CheckConfig { file } => check_config(file.as_deref()),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "mizzen", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man { directory } => clap_mangen::generate_to(Cli::command(), &directory)
+            .map_err(|error| Failure::new(format!("{}: {error}", directory.display()))),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("mizzen: {failure}");
-            if let Some(hint) = failure.hint {
-                eprintln!("mizzen: hint: {hint}");
-            }
+            report(&failure);
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(container: cli::ContainerArgs) -> ExitCode {
+    match container.into_options().map_err(Into::into).and_then(|options| pipeline::run(&options)) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(125)),
+        Err(unstartable) => {
+            report(&unstartable.failure);
+            ExitCode::from(unstartable.code)
+        }
+    }
+}
+
+fn check_config(file: Option<&Path>) -> Result<(), Failure> {
+    let source = file.map_or(Source::Default, |file| Source::Named(file.to_owned()));
+    Config::load(&source)?;
+    print(&format!("{}: good\n", file.unwrap_or(Path::new(DEFAULT_PATH)).display()))
+}
+
+/// Tells the user why something failed.
+fn report(failure: &Failure) {
+    let mut text = format!("mizzen: {failure}\n");
+    if let Some(hint) = &failure.hint {
+        text.push_str(&format!("mizzen: hint: {hint}\n"));
+    }
+    // Nobody is left to be told when this fails.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Tells the user something that is no failure.
+fn report_note(note: &str) {
+    let _ = std::io::stderr().write_all(format!("mizzen: note: {note}\n").as_bytes());
+}
+
+/// Writes a result; a reader that has gone away (`| head`) is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("cannot write the result: {error}")))
+        }
+        _ => Ok(()),
     }
 }

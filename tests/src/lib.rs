@@ -17,6 +17,7 @@
 
 pub mod cgroup;
 pub mod cluster;
+pub mod images;
 pub mod init;
 pub mod machine;
 pub mod release;

@@ -1,0 +1,146 @@
+//! A read-only reader of squashfs 4.0 images, which trusts nothing in them.
+//!
+//! Every number out of the image is checked before it is used as a length, a position or an index; memory is
+//! bounded by the caches and the format's own limits (a block, a name, a listing); nothing here recurses.
+//! All of it takes `&self` and reads with pread(2), so that any number of threads may share an [`Image`].
+//!
+//! Run by: the user, in the launcher and in the FUSE server process.
+
+#![forbid(unsafe_code)]
+
+mod block_index;
+mod bytes;
+mod cache;
+mod codec;
+mod data;
+mod directory;
+mod error;
+mod inode;
+mod lzo;
+mod metadata;
+mod path;
+mod superblock;
+mod xattr;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use block_index::BlockIndex;
+use cache::Cache;
+use data::FRAGMENT_RECORD_LEN;
+use metadata::{MetadataBlock, Table};
+use xattr::XattrTables;
+
+pub use codec::Compressor;
+pub use data::Piece;
+pub use directory::{Entry, EntryType, Listing};
+pub use error::{Error, Result};
+pub use inode::{Directory, Inode, Kind, RegularFile, Symlink};
+pub use metadata::InodeRef;
+pub use superblock::Superblock;
+
+// The caches, together with one block in work per thread, keep a server of 8 threads below 64 MiB.
+// Fragments have their own, so that streaming through a large file does not drive out the small ones.
+const METADATA_CACHE: usize = 6 << 20;
+const FRAGMENT_CACHE: usize = 8 << 20;
+const BLOCK_CACHE: usize = 12 << 20;
+/// Metadata is looked up for each request; data blocks are few (12 of 1 MiB) and must not be cut into shards.
+const METADATA_SHARDS: usize = 8;
+
+/// What to ask the kernel to read ahead when an image is opened.
+const METADATA_READAHEAD: u64 = 4 << 20;
+
+/// An open image.
+pub struct Image {
+    file: File,
+    /// Where the image starts in the file.
+    offset: u64,
+    superblock: Superblock,
+    ids: Vec<u32>,
+    fragment_table: Option<Table>,
+    xattrs: Option<XattrTables>,
+    metadata: Cache<MetadataBlock>,
+    fragments: Cache<Box<[u8]>>,
+    blocks: Cache<Box<[u8]>>,
+    block_index: BlockIndex,
+}
+
+impl Image {
+    /// Opens the image that starts at byte `offset` of `file`, and checks all that can be checked without
+    /// reading the whole: the superblock, the tables' bounds, the ids, the root directory.
+    pub fn open(file: File, offset: u64) -> Result<Image> {
+        let superblock = Superblock::read(&file, offset)?;
+        let mut image = Image {
+            file,
+            offset,
+            ids: Vec::new(),
+            fragment_table: None,
+            xattrs: None,
+            metadata: Cache::new(METADATA_CACHE, METADATA_SHARDS),
+            fragments: Cache::new(FRAGMENT_CACHE, 1),
+            blocks: Cache::new(BLOCK_CACHE, 1),
+            block_index: BlockIndex::default(),
+            superblock,
+        };
+        image.prefetch_metadata();
+        image.open_tables()?;
+        if !matches!(image.root()?.kind, Kind::Directory(_)) {
+            return Err(Error::Corrupt("the root inode is not a directory"));
+        }
+        Ok(image)
+    }
+
+    /// The superblock, for statfs and reports.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The inode of `/`.
+    pub fn root(&self) -> Result<Inode> {
+        self.inode(self.superblock.root)
+    }
+
+    fn open_tables(&mut self) -> Result<()> {
+        let superblock = self.superblock.clone();
+        let end = superblock.bytes_used;
+        let id_end = superblock.xattr_table.unwrap_or(end);
+        let id_table = Table::new(superblock.id_table, superblock.ids.into(), 4, id_end)?;
+        self.ids = id_table.u32_records(self)?;
+        if let Some(index) = superblock.export_table {
+            // Not used; but the inode count must agree with it.
+            Table::new(index, superblock.inodes.into(), 8, superblock.id_table)?;
+        }
+        if let Some(index) = superblock.fragment_table {
+            let end = superblock.export_table.unwrap_or(superblock.id_table);
+            let count = superblock.fragments.into();
+            self.fragment_table = Some(Table::new(index, count, FRAGMENT_RECORD_LEN, end)?);
+        }
+        self.xattrs = self.open_xattrs(&superblock)?;
+        Ok(())
+    }
+
+    /// The tables are at the end of the image and are read in small pieces by every lookup: have the kernel
+    /// fetch them in one go. Only a hint, so that its failure does not matter.
+    fn prefetch_metadata(&self) {
+        let start = self.superblock.inode_table;
+        let len = (self.superblock.bytes_used - start).min(METADATA_READAHEAD);
+        if let Some(start) = self.offset.checked_add(start) {
+            let _ = rustix::fs::fadvise(
+                &self.file,
+                start,
+                std::num::NonZeroU64::new(len),
+                rustix::fs::Advice::WillNeed,
+            );
+        }
+    }
+
+    /// Fills `buffer` from byte `position` of the image.
+    fn read_image(&self, position: u64, buffer: &mut [u8]) -> Result<()> {
+        let end = position.checked_add(buffer.len() as u64);
+        if end.is_none_or(|end| end > self.superblock.bytes_used) {
+            return Err(Error::Corrupt("a position outside the image"));
+        }
+        let in_file = self.offset.checked_add(position).ok_or(Error::Corrupt("a position overflows"))?;
+        self.file.read_exact_at(buffer, in_file).map_err(|source| Error::Io { at: position, source })
+    }
+}

@@ -1,0 +1,75 @@
+//! Paths inside the image, for the launcher, which reads a few small files before anything is mounted.
+//!
+//! Run by: the user, in the launcher.
+
+use super::Image;
+use super::error::{Error, Result};
+use super::inode::{Inode, Kind};
+
+/// As many as Linux follows.
+const MAX_LINKS: usize = 40;
+/// Components still to walk; a link's target adds to them, so that this bounds the memory of a hostile image.
+const MAX_COMPONENTS: usize = 4096;
+
+impl Image {
+    /// The inode at `path`, with symbolic links followed (the last one too) as if the image's root were `/`.
+    pub fn resolve(&self, path: &[u8]) -> Result<Inode> {
+        // The directories above the current one: `..` never leaves the image.
+        let mut above: Vec<Inode> = Vec::new();
+        let mut current = self.root()?;
+        let mut links = 0;
+        // Components to walk, the next one last.
+        let mut rest: Vec<Vec<u8>> = Vec::new();
+        push_components(&mut rest, path)?;
+        while let Some(name) = rest.pop() {
+            if !matches!(current.kind, Kind::Directory(_)) {
+                return Err(Error::NotADirectory);
+            }
+            match name.as_slice() {
+                b"." => continue,
+                b".." => {
+                    current = above.pop().unwrap_or(current);
+                    continue;
+                }
+                _ => {}
+            }
+            let child = self.inode(self.lookup(&current, &name)?.ok_or(Error::NotFound)?)?;
+            if !matches!(child.kind, Kind::Symlink(_)) {
+                above.push(std::mem::replace(&mut current, child));
+                continue;
+            }
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(Error::TooManyLinks);
+            }
+            let target = self.read_link(&child)?;
+            if target.starts_with(b"/") {
+                above.clear();
+                current = self.root()?;
+            }
+            push_components(&mut rest, &target)?;
+        }
+        Ok(current)
+    }
+
+    /// The contents of the regular file at `path`, which must not be larger than `limit`.
+    pub fn read_file(&self, path: &[u8], limit: u64) -> Result<Vec<u8>> {
+        let inode = self.resolve(path)?;
+        let size = inode.size();
+        if size > limit {
+            return Err(Error::TooLarge { size, limit });
+        }
+        let len = usize::try_from(size).map_err(|_| Error::TooLarge { size, limit })?;
+        let mut contents = Vec::new();
+        for piece in self.read(&inode, 0, len)? {
+            piece.slices().for_each(|slice| contents.extend_from_slice(slice));
+        }
+        Ok(contents)
+    }
+}
+
+fn push_components(rest: &mut Vec<Vec<u8>>, path: &[u8]) -> Result<()> {
+    let components = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+    rest.extend(components.rev().map(<[u8]>::to_vec));
+    if rest.len() > MAX_COMPONENTS { Err(Error::TooManyLinks) } else { Ok(()) }
+}

@@ -1,0 +1,208 @@
+//! `mizzen doctor`: tries what a container needs of this node, each in a process of its own, and says what to change.
+//! Runs as the user on the host.
+
+use std::fs;
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::ExitCode;
+
+use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::failure::cause;
+use mizzen_core::{Config, Failure};
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::wait::waitpid;
+use serde_json::json;
+
+use crate::host::Host;
+use crate::options::Unshare;
+use crate::plan::Identity;
+use crate::{print, report, sandbox, sys};
+
+/// What is tried, and what it is for.
+struct Check {
+    name: &'static str,
+    /// No container without it; otherwise something is missing or slower.
+    needed: bool,
+    purpose: &'static str,
+    attempt: fn() -> Result<String, Failure>,
+}
+
+const CHECKS: [Check; 8] = [
+    Check { name: "settings", needed: true, purpose: "mizzen.toml", attempt: settings },
+    Check { name: "user namespace", needed: true, purpose: "every container", attempt: user_namespace },
+    Check { name: "mounts", needed: true, purpose: "every container", attempt: mounts },
+    Check { name: "FUSE", needed: true, purpose: "squashfs and SIF images", attempt: fuse },
+    Check { name: "overlay", needed: false, purpose: "--writable", attempt: overlay },
+    Check { name: "openat2", needed: false, purpose: "one call instead of many per path", attempt: openat2 },
+    Check {
+        name: "mount_setattr",
+        needed: false,
+        purpose: "one call instead of many per mount",
+        attempt: mount_setattr,
+    },
+    Check {
+        name: "loop devices",
+        needed: false,
+        purpose: "mounting images by the kernel",
+        attempt: loop_devices,
+    },
+];
+
+/// Tries everything; 0 if containers can run here.
+pub fn examine(as_json: bool) -> ExitCode {
+    let results: Vec<(&Check, Result<String, Failure>)> =
+        CHECKS.iter().map(|check| (check, in_own_process(check.attempt))).collect();
+    let healthy = results.iter().all(|(check, result)| result.is_ok() || !check.needed);
+    let text = if as_json { json_report(&results, healthy) } else { text_report(&results, healthy) };
+    if let Err(failure) = print(&text) {
+        report(&failure);
+    }
+    if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn text_report(results: &[(&Check, Result<String, Failure>)], healthy: bool) -> String {
+    let mut text = String::new();
+    for (check, result) in results {
+        let (word, detail) = match result {
+            Ok(detail) => ("ok", detail.clone()),
+            Err(failure) if check.needed => ("FAILED", failure.message.clone()),
+            Err(failure) => ("missing", failure.message.clone()),
+        };
+        text.push_str(&format!("{word:<8} {:<15} {detail} (for {})\n", check.name, check.purpose));
+        if let Err(Failure { hint: Some(hint), .. }) = result {
+            text.push_str(&format!("         {:<15} hint: {hint}\n", ""));
+        }
+    }
+    let verdict = if healthy { "containers can run here" } else { "containers cannot run here" };
+    text + verdict + "\n"
+}
+
+fn json_report(results: &[(&Check, Result<String, Failure>)], healthy: bool) -> String {
+    let checks: Vec<_> = results
+        .iter()
+        .map(|(check, result)| match result {
+            Ok(detail) => json!({ "name": check.name, "ok": true, "needed": check.needed, "detail": detail }),
+            Err(failure) => json!({ "name": check.name, "ok": false, "needed": check.needed,
+                                    "detail": failure.message, "hint": failure.hint }),
+        })
+        .collect();
+    format!("{:#}\n", json!({ "healthy": healthy, "checks": checks }))
+}
+
+/// Namespaces cannot be left again, so each attempt has a process of its own and sends its result back.
+fn in_own_process(attempt: fn() -> Result<String, Failure>) -> Result<String, Failure> {
+    let tried = || -> std::io::Result<Result<String, Failure>> {
+        let (mut from_child, to_parent) = std::io::pipe()?;
+        let child = sys::spawn_child(|| send(attempt(), &to_parent))?;
+        drop(to_parent);
+        let received = receive(&mut from_child)?;
+        waitpid(child, None)?;
+        Ok(received)
+    };
+    tried().unwrap_or_else(|error| Err(Failure::new(format!("cannot try: {}", cause(&error)))))
+}
+
+fn send(result: Result<String, Failure>, mut pipe: &PipeWriter) -> i32 {
+    let text = match result {
+        Ok(detail) => format!("+{detail}"),
+        Err(Failure { message, hint }) => format!("-{message}\n{}", hint.unwrap_or_default()),
+    };
+    i32::from(pipe.write_all(text.as_bytes()).is_err())
+}
+
+fn receive(pipe: &mut PipeReader) -> std::io::Result<Result<String, Failure>> {
+    let mut text = String::new();
+    pipe.read_to_string(&mut text)?;
+    if let Some(detail) = text.strip_prefix('+') {
+        return Ok(Ok(detail.to_owned()));
+    }
+    let (message, hint) =
+        text.strip_prefix('-').and_then(|rest| rest.split_once('\n')).unwrap_or(("crashed", ""));
+    let failure = Failure::new(message);
+    Ok(Err(if hint.is_empty() { failure } else { failure.hint(hint) }))
+}
+
+fn settings() -> Result<String, Failure> {
+    Config::load(&Source::Default)?;
+    let exists = Path::new(DEFAULT_PATH).exists();
+    Ok(if exists { format!("{DEFAULT_PATH} is good") } else { format!("no {DEFAULT_PATH}: defaults") })
+}
+
+fn user_namespace() -> Result<String, Failure> {
+    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false))?;
+    let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap_or_default();
+    Ok(format!("works (at most {} of them)", limit.trim()))
+}
+
+fn mounts() -> Result<String, Failure> {
+    let _ = own_mounts()?;
+    Ok("tmpfs and bind mounts work".to_owned())
+}
+
+fn fuse() -> Result<String, Failure> {
+    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false))?;
+    let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
+        Failure::new(format!("cannot open /dev/fuse: {}", cause(&error)))
+            .hint("load the kernel module fuse (modprobe fuse), and give /dev/fuse mode 0666")
+    })?;
+    sandbox::enter_mount_namespace(Unshare::default())?;
+    let (uid, gid) = (nix::unistd::getuid(), nix::unistd::getgid());
+    let options =
+        format!("fd={},rootmode=40755,user_id={uid},group_id={gid},allow_other", device.as_raw_fd());
+    try_mount("fuse", "/tmp", &options, "FUSE mounts in user namespaces need Linux 4.18")?;
+    Ok("works".to_owned())
+}
+
+fn overlay() -> Result<String, Failure> {
+    let base = own_mounts()?;
+    let directory = |name: &str| {
+        fs::create_dir(format!("{base}/{name}"))
+            .map_err(|error| Failure::new(format!("cannot make a directory on a tmpfs: {}", cause(&error))))
+    };
+    for name in ["lower", "upper", "work", "root"] {
+        directory(name)?;
+    }
+    let options = format!("lowerdir={base}/lower,upperdir={base}/upper,workdir={base}/work,userxattr");
+    try_mount("overlay", &format!("{base}/root"), &options, "overlays in user namespaces need Linux 5.11")?;
+    Ok("works".to_owned())
+}
+
+/// User and mount namespaces of the attempt's own, with a tmpfs in a place that is returned.
+fn own_mounts() -> Result<&'static str, Failure> {
+    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false))?;
+    sandbox::enter_mount_namespace(Unshare::default())?;
+    try_mount("tmpfs", "/tmp", "mode=0755", "a security policy may forbid mounts in user namespaces")?;
+    Ok("/tmp")
+}
+
+fn try_mount(kind: &str, place: &str, options: &str, hint: &str) -> Result<(), Failure> {
+    mount(Some("mizzen"), place, Some(kind), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(options))
+        .map_err(|errno| Failure::new(format!("cannot mount {kind}: {}", errno.desc())).hint(hint))
+}
+
+fn openat2() -> Result<String, Failure> {
+    let how = nix::fcntl::OpenHow::new().flags(nix::fcntl::OFlag::O_PATH);
+    match nix::fcntl::openat2(nix::fcntl::AT_FDCWD, "/", how) {
+        Ok(_) => Ok("there".to_owned()),
+        Err(errno) => Err(Failure::new(errno.desc()).hint("Linux 5.6 has it; mizzen does without")),
+    }
+}
+
+fn mount_setattr() -> Result<String, Failure> {
+    own_mounts()?;
+    let place = fs::File::open("/tmp").map_err(|error| Failure::new(cause(&error)))?;
+    match sys::restrict_mounts(std::os::fd::AsFd::as_fd(&place), libc::MOUNT_ATTR_NOSUID) {
+        Ok(()) => Ok("there".to_owned()),
+        Err(error) => Err(Failure::new(cause(&error)).hint("Linux 5.12 has it; mizzen does without")),
+    }
+}
+
+fn loop_devices() -> Result<String, Failure> {
+    match nix::sys::stat::stat("/dev/loop-control") {
+        Ok(_) => Ok("there".to_owned()),
+        Err(Errno::ENOENT) => Err(Failure::new("no /dev/loop-control").hint("modprobe loop")),
+        Err(errno) => Err(Failure::new(format!("/dev/loop-control: {}", errno.desc()))),
+    }
+}

@@ -1,0 +1,156 @@
+//! Facts about the node and the user, gathered once before anything is planned. Runs as the user on the host.
+//!
+//! Nothing here asks the name service: thousands of tasks start at once, and a static program has none. Slurm and
+//! login put what is needed into the environment.
+
+use std::ffi::OsString;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{getgid, getuid};
+
+/// The user and the node as they are.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// The user's id.
+    pub uid: u32,
+    /// The user's primary group.
+    pub gid: u32,
+    /// The login name, as well as it is known.
+    pub user: String,
+    /// The name of the primary group, if a file tells it.
+    pub group: Option<String>,
+    /// The home directory, if it exists.
+    pub home: Option<PathBuf>,
+    /// The login shell.
+    pub shell: Option<PathBuf>,
+    /// The current directory, if it can be told.
+    pub cwd: Option<PathBuf>,
+    /// The environment.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The time zone's name, where the node tells it.
+    pub time_zone: Option<String>,
+    /// Device nodes and directories of them that a program inside may use.
+    pub devices: Vec<PathBuf>,
+}
+
+/// Devices that every program expects.
+const COMMON_DEVICES: [&str; 7] = ["null", "zero", "full", "random", "urandom", "tty", "ptmx"];
+/// Devices and directories below /dev that are given when the node has them: terminals, shared memory, and what
+/// GPUs and fabrics need. A name that ends in `*` stands for all that begin so.
+const FURTHER_DEVICES: [&str; 16] = [
+    "pts",
+    "shm",
+    "mqueue",
+    "hugepages",
+    "fuse",
+    "nvidia*",
+    "dri",
+    "kfd",
+    "accel",
+    "infiniband",
+    "gdrdrv",
+    "xpmem",
+    "knem",
+    "cxi*",
+    "hfi1*",
+    "vfio",
+];
+
+impl Host {
+    /// Looks around.
+    pub fn look() -> Host {
+        let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let account = account_in_file(Path::new("/etc/passwd"), uid);
+        let user = account.as_ref().map(|account| account.name.clone());
+        let home = std::env::var_os("HOME").map(PathBuf::from).or(account.as_ref().map(|a| a.home.clone()));
+        Host {
+            uid,
+            gid,
+            user: user.or_else(|| variable("USER")).unwrap_or_else(|| format!("user{uid}")),
+            group: group_in_file(Path::new("/etc/group"), gid),
+            home: home.filter(|home| home.is_absolute() && home.is_dir()),
+            shell: variable("SHELL").map(PathBuf::from).or(account.map(|account| account.shell)),
+            cwd: std::env::current_dir().ok(),
+            environment: std::env::vars_os().collect(),
+            time_zone: time_zone(Path::new("/etc/localtime")),
+            devices: present_devices(Path::new("/dev")),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Host {
+    /// A host without anything in particular.
+    pub fn for_tests() -> Host {
+        Host {
+            uid: 2001,
+            gid: 2001,
+            user: "alice".to_owned(),
+            group: None,
+            home: None,
+            shell: None,
+            cwd: None,
+            environment: Vec::new(),
+            time_zone: None,
+            devices: Vec::new(),
+        }
+    }
+}
+
+struct Account {
+    name: String,
+    home: PathBuf,
+    shell: PathBuf,
+}
+
+fn account_in_file(file: &Path, uid: u32) -> Option<Account> {
+    let text = std::fs::read_to_string(file).ok()?;
+    text.lines().map(|line| line.split(':').collect::<Vec<_>>()).find_map(|fields| match fields.as_slice() {
+        [name, _, id, _, _, home, shell] if id.parse() == Ok(uid) => {
+            Some(Account { name: (*name).to_owned(), home: home.into(), shell: shell.into() })
+        }
+        _ => None,
+    })
+}
+
+fn group_in_file(file: &Path, gid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    text.lines().map(|line| line.split(':').collect::<Vec<_>>()).find_map(|fields| match fields.as_slice() {
+        [name, _, id, _] if id.parse() == Ok(gid) => Some((*name).to_owned()),
+        _ => None,
+    })
+}
+
+/// `Europe/Berlin` of a link to `/usr/share/zoneinfo/Europe/Berlin`.
+fn time_zone(localtime: &Path) -> Option<String> {
+    let link = std::fs::read_link(localtime).ok()?;
+    Some(link.to_str()?.split_once("/zoneinfo/")?.1.to_owned())
+}
+
+fn present_devices(dev: &Path) -> Vec<PathBuf> {
+    let usable = |path: &PathBuf| {
+        path.symlink_metadata().is_ok_and(|found| {
+            let kind = found.file_type();
+            kind.is_char_device() || kind.is_block_device() || kind.is_dir()
+        })
+    };
+    let mut devices: Vec<PathBuf> = COMMON_DEVICES.iter().map(|name| dev.join(name)).filter(usable).collect();
+    let mut prefixed: Vec<PathBuf> = Vec::new();
+    for name in FURTHER_DEVICES {
+        match name.strip_suffix('*') {
+            None => prefixed.push(dev.join(name)),
+            Some(prefix) => {
+                let entries = std::fs::read_dir(dev).into_iter().flatten().flatten();
+                let matching =
+                    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+                let mut found: Vec<PathBuf> = matching.map(|entry| entry.path()).collect();
+                found.sort();
+                prefixed.extend(found);
+            }
+        }
+    }
+    devices.extend(prefixed.into_iter().filter(usable));
+    devices
+}

@@ -1,0 +1,118 @@
+//! The way of a container, from the user's words to the running program. Read this file first.
+//!
+//!     options -> image, by content -> metadata -> plan (nothing has happened yet) -> sandbox -> program
+//!
+//! Runs as the user on the host, and from `sandbox::run` on in the container's namespaces.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use mizzen_core::config::Source;
+use mizzen_core::failure::quote;
+use mizzen_core::{Config, Failure, request};
+
+use crate::host::Host;
+use mizzen_squashfs::squashfs;
+
+use crate::image::{self, DirectoryTree, Kind, Metadata, Opened, Tree};
+use crate::options::RunOptions;
+use crate::plan::Plan;
+use crate::report_note;
+use crate::sandbox::{self, RootSource, Unstartable};
+
+/// Runs a program in a container: becomes it, or returns why not.
+pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
+    let (plan, source) = prepare(options)?;
+    plan.notes.iter().for_each(|note| report_note(note));
+    sandbox::run(&plan, source)
+}
+
+/// Everything before the first side effect.
+pub fn prepare(options: &RunOptions) -> Result<(Plan, RootSource), Failure> {
+    let host = Host::look();
+    let image = Image::find(&options.image, &host)?;
+    let metadata = image.metadata()?;
+    image::check_architecture(&image.opened.path, &metadata)?;
+    let plan = Plan::make(options, image.tree(), &metadata, &host).map_err(|failure| image.named(failure))?;
+    Ok((plan, image.into_source()))
+}
+
+/// An image that has been found and recognised.
+pub struct Image {
+    /// The file or directory.
+    pub opened: Opened,
+    content: Content,
+}
+
+/// How to look into it.
+enum Content {
+    Squashfs(Arc<squashfs::Image>),
+    Directory(DirectoryTree),
+}
+
+impl Image {
+    /// Finds what the user names, in the current directory or the site's folders, and recognises it.
+    pub fn find(name: &Path, host: &Host) -> Result<Image, Failure> {
+        let config = Config::load(&Source::Default)?;
+        let directory = host.cwd.as_deref().unwrap_or(Path::new("/"));
+        let path = request::image_path("image", name.as_os_str().as_bytes(), directory, &config)?;
+        let opened = image::identify(&path)?;
+        let content =
+            match &opened.kind {
+                Kind::Squashfs => Content::Squashfs(Arc::new(open_squashfs(&opened, 0)?)),
+                Kind::Sif { offset, .. } => Content::Squashfs(Arc::new(open_squashfs(&opened, *offset)?)),
+                Kind::Directory => Content::Directory(DirectoryTree::open(&path).map_err(|error| {
+                    Failure::new(format!("{}: {error}", quote(path.as_os_str().as_bytes())))
+                })?),
+            };
+        Ok(Image { opened, content })
+    }
+
+    /// The files in it.
+    pub fn tree(&self) -> &dyn Tree {
+        match &self.content {
+            Content::Squashfs(image) => image.as_ref(),
+            Content::Directory(tree) => tree,
+        }
+    }
+
+    /// What its maker wrote down.
+    pub fn metadata(&self) -> Result<Metadata, Failure> {
+        let mut metadata = image::metadata(self.tree()).map_err(|failure| self.named(failure))?;
+        metadata.architecture = metadata.architecture.or(self.opened.architecture);
+        Ok(metadata)
+    }
+
+    fn into_source(self) -> RootSource {
+        match self.content {
+            Content::Squashfs(image) => RootSource::Squashfs(image),
+            Content::Directory(_) => RootSource::Directory(self.opened.path),
+        }
+    }
+
+    /// A failure that has to do with what is in the image.
+    fn named(&self, failure: Failure) -> Failure {
+        let image = quote(self.opened.path.as_os_str().as_bytes());
+        Failure { message: format!("{image}: {}", failure.message), ..failure }
+    }
+}
+
+/// A squashfs file for a data mount.
+pub fn open_data(path: &Path) -> Result<squashfs::Image, Failure> {
+    let opened = image::identify(path)?;
+    match opened.kind {
+        Kind::Squashfs => open_squashfs(&opened, 0),
+        Kind::Sif { offset, .. } => open_squashfs(&opened, offset),
+        Kind::Directory => Err(Failure::new(format!("{}: is a directory", path.display()))),
+    }
+}
+
+fn open_squashfs(opened: &Opened, offset: u64) -> Result<squashfs::Image, Failure> {
+    let shown = quote(opened.path.as_os_str().as_bytes());
+    let file = opened.file.try_clone().map_err(|error| Failure::new(format!("{shown}: {error}")))?;
+    squashfs::Image::open(file, offset).map_err(|error| {
+        Failure::new(format!("{shown}: {error}"))
+            .hint("the file is broken or was not copied completely; copy it again")
+    })
+}

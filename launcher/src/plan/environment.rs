@@ -1,0 +1,180 @@
+//! Which variables the program gets, from whom, and who wins. This table is the policy; docs/users.md says the
+//! same in prose.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::host::Host;
+use crate::image::Metadata;
+use crate::options::{EnvOption, RunOptions};
+
+/// A variable of the program, and its origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// The name.
+    pub name: OsString,
+    /// The value.
+    pub value: OsString,
+    /// Where it comes from.
+    pub why: &'static str,
+}
+
+/// What happens to a variable of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    /// The host's value holds, whatever the image says: it describes the user or the job.
+    Host,
+    /// The host's value means nothing inside: it names files of the host, or code for its shell.
+    Drop,
+}
+
+/// The first matching line decides; a name that ends in `*` stands for all that begin so. For a variable that
+/// matches no line the image's value holds, else the host's.
+const RULES: [(&str, Rule); 30] = [
+    ("HOME", Rule::Host),
+    ("USER", Rule::Host),
+    ("LOGNAME", Rule::Host),
+    ("TERM", Rule::Host),
+    ("DISPLAY", Rule::Host),
+    ("TZ", Rule::Host),
+    ("SLURM_*", Rule::Host),
+    ("SLURMD_*", Rule::Host),
+    ("SRUN_*", Rule::Host),
+    ("PMI_*", Rule::Host),
+    ("PMI2_*", Rule::Host),
+    ("PMIX_*", Rule::Host),
+    ("OMPI_*", Rule::Host),
+    ("CUDA_VISIBLE_DEVICES", Rule::Host),
+    ("ROCR_VISIBLE_DEVICES", Rule::Host),
+    ("ZE_AFFINITY_MASK", Rule::Host),
+    ("GPU_DEVICE_ORDINAL", Rule::Host),
+    ("MIZZEN_*", Rule::Host),
+    ("PATH", Rule::Drop),
+    ("LD_*", Rule::Drop),
+    ("GCONV_PATH", Rule::Drop),
+    ("LOCPATH", Rule::Drop),
+    ("MANPATH", Rule::Drop),
+    ("BASH_ENV", Rule::Drop),
+    ("ENV", Rule::Drop),
+    ("BASH_FUNC_*", Rule::Drop),
+    ("PROMPT_COMMAND", Rule::Drop),
+    ("XDG_DATA_DIRS", Rule::Drop),
+    ("PWD", Rule::Drop),
+    ("OLDPWD", Rule::Drop),
+];
+
+/// What PATH is in an image that does not say.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The environment, in the order of names.
+pub fn decide(options: &RunOptions, metadata: &Metadata, host: &Host, workdir: &Path) -> Vec<Variable> {
+    let mut chosen: BTreeMap<OsString, (OsString, &'static str)> = BTreeMap::new();
+    chosen.insert("PATH".into(), (DEFAULT_PATH.into(), "default"));
+    if let Some(zone) = &host.time_zone {
+        chosen.insert("TZ".into(), (zone.into(), "the node's time zone"));
+    }
+    for (name, value) in &host.environment {
+        let kept = match rule(name) {
+            Some(Rule::Drop) => false,
+            Some(Rule::Host) => true,
+            None => !options.clean_env,
+        };
+        if kept {
+            chosen.insert(name.clone(), (value.clone(), "host"));
+        }
+    }
+    for (name, value) in &metadata.environment {
+        let hosts = rule(name) == Some(Rule::Host) && chosen.contains_key(name);
+        if !hosts {
+            chosen.insert(name.clone(), (value.clone(), "image"));
+        }
+    }
+    chosen.insert("PWD".into(), (workdir.into(), "the working directory"));
+    for option in &options.environment {
+        match option {
+            EnvOption::Set(name, value) => drop(chosen.insert(name.clone(), (value.clone(), "--env"))),
+            EnvOption::FromHost(name) => match host.environment.iter().find(|(known, _)| known == name) {
+                Some((_, value)) => {
+                    drop(chosen.insert(name.clone(), (value.clone(), "--env, from the host")))
+                }
+                None => drop(chosen.remove(name)),
+            },
+        }
+    }
+    chosen.into_iter().map(|(name, (value, why))| Variable { name, value, why }).collect()
+}
+
+fn rule(name: &OsStr) -> Option<Rule> {
+    let matches = |pattern: &str| match pattern.strip_suffix('*') {
+        Some(prefix) => name.as_bytes().starts_with(prefix.as_bytes()),
+        None => name == pattern,
+    };
+    RULES.iter().find(|(pattern, _)| matches(pattern)).map(|(_, rule)| *rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::metadata::Maker;
+
+    fn pairs(list: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+        list.iter().map(|(name, value)| (name.into(), value.into())).collect()
+    }
+
+    fn decided(clean_env: bool, environment: Vec<EnvOption>) -> BTreeMap<String, String> {
+        let environment_of_host = pairs(&[
+            ("PATH", "/host/bin"),
+            ("LD_PRELOAD", "/host/evil.so"),
+            ("HOME", "/home/alice"),
+            ("SLURM_JOB_ID", "7"),
+            ("OMP_NUM_THREADS", "4"),
+            ("CONDA_PREFIX", "/host/conda"),
+            ("BASH_FUNC_module%%", "() { :; }"),
+        ]);
+        let host = Host { environment: environment_of_host, ..Host::for_tests() };
+        let environment_of_image = pairs(&[
+            ("PATH", "/image/bin"),
+            ("HOME", "/root"),
+            ("CONDA_PREFIX", "/opt/conda"),
+            ("LD_LIBRARY_PATH", "/opt/lib"),
+        ]);
+        let metadata = Metadata { environment: environment_of_image, ..Metadata::new(Maker::Plain) };
+        let options = RunOptions { clean_env, environment, ..RunOptions::default() };
+        let text = |value: OsString| value.into_string().unwrap();
+        let variables = decide(&options, &metadata, &host, Path::new("/work"));
+        variables.into_iter().map(|variable| (text(variable.name), text(variable.value))).collect()
+    }
+
+    #[test]
+    fn each_side_wins_where_it_knows_better() {
+        let variables = decided(false, Vec::new());
+        let expected = [
+            ("CONDA_PREFIX", "/opt/conda"),
+            ("HOME", "/home/alice"),
+            ("LD_LIBRARY_PATH", "/opt/lib"),
+            ("OMP_NUM_THREADS", "4"),
+            ("PATH", "/image/bin"),
+            ("PWD", "/work"),
+            ("SLURM_JOB_ID", "7"),
+        ];
+        assert_eq!(variables, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+    }
+
+    #[test]
+    fn options_win_over_both() {
+        let options = vec![
+            EnvOption::Set("PATH".into(), "/mine".into()),
+            EnvOption::FromHost("CONDA_PREFIX".into()),
+            EnvOption::FromHost("SLURM_NOT_SET".into()),
+            EnvOption::FromHost("LD_PRELOAD".into()),
+        ];
+        let variables = decided(true, options);
+        assert_eq!(variables["PATH"], "/mine");
+        assert_eq!(variables["CONDA_PREFIX"], "/host/conda");
+        assert_eq!(variables["LD_PRELOAD"], "/host/evil.so");
+        assert!(!variables.contains_key("OMP_NUM_THREADS"), "--clean-env");
+        assert!(variables.contains_key("SLURM_JOB_ID") && variables.contains_key("HOME"));
+    }
+}

@@ -1,0 +1,80 @@
+//! Who the program is, inside and outside.
+
+use crate::host::Host;
+
+/// The one user and group that the container's user namespace knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// On the host.
+    pub uid: u32,
+    /// On the host.
+    pub gid: u32,
+    /// Inside: the same, or 0.
+    pub inside_uid: u32,
+    /// Inside: the same, or 0.
+    pub inside_gid: u32,
+}
+
+impl Identity {
+    /// The user's own identity, or root's name for it.
+    pub fn new(host: &Host, remap_root: bool) -> Identity {
+        let (inside_uid, inside_gid) = if remap_root { (0, 0) } else { (host.uid, host.gid) };
+        Identity { uid: host.uid, gid: host.gid, inside_uid, inside_gid }
+    }
+}
+
+/// The image's passwd file with a line for the user, if it lacks one, so that `whoami` works without a directory
+/// service. None: nothing to add.
+pub fn passwd_with_user(image: &[u8], identity: &Identity, host: &Host) -> Option<Vec<u8>> {
+    let (uid, gid) = (identity.inside_uid, identity.inside_gid);
+    if has_id(image, uid) {
+        return None;
+    }
+    let home = host.home.as_deref().map_or("/".into(), |home| home.display().to_string());
+    let shell = host.shell.as_deref().map_or("/bin/sh".into(), |shell| shell.display().to_string());
+    Some(with_line(image, &format!("{}:x:{uid}:{gid}::{home}:{shell}", host.user)))
+}
+
+/// The same for the group file and the primary group.
+pub fn group_with_primary(image: &[u8], identity: &Identity, host: &Host) -> Option<Vec<u8>> {
+    let gid = identity.inside_gid;
+    if has_id(image, gid) {
+        return None;
+    }
+    let name = host.group.clone().unwrap_or_else(|| host.user.clone());
+    Some(with_line(image, &format!("{name}:x:{gid}:")))
+}
+
+/// Whether some line's third field is this number.
+fn has_id(file: &[u8], id: u32) -> bool {
+    let id = id.to_string();
+    file.split(|byte| *byte == b'\n')
+        .any(|line| line.split(|byte| *byte == b':').nth(2) == Some(id.as_bytes()))
+}
+
+fn with_line(file: &[u8], line: &str) -> Vec<u8> {
+    let mut content = file.to_vec();
+    if !content.is_empty() && !content.ends_with(b"\n") {
+        content.push(b'\n');
+    }
+    content.extend(line.replace(['\n', '\0'], "?").bytes());
+    content.push(b'\n');
+    content
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_gets_a_line_unless_the_image_has_one() {
+        let host = Host { gid: 2100, home: Some("/home/alice".into()), ..Host::for_tests() };
+        let identity = Identity::new(&host, false);
+        let image = b"root:x:0:0:root:/root:/bin/sh";
+        let made = passwd_with_user(image, &identity, &host).unwrap();
+        assert_eq!(made, b"root:x:0:0:root:/root:/bin/sh\nalice:x:2001:2100::/home/alice:/bin/sh\n");
+        assert_eq!(passwd_with_user(&made, &identity, &host), None);
+        assert_eq!(passwd_with_user(image, &Identity::new(&host, true), &host), None);
+        assert_eq!(group_with_primary(b"", &identity, &host).unwrap(), b"alice:x:2100:\n");
+    }
+}

@@ -1,0 +1,209 @@
+//! The plan of a container: everything that will be done, computed from plain facts before the first side effect.
+//! `mizzen plan` prints it; `sandbox` carries it out. Runs as the user on the host.
+
+mod environment;
+mod identity;
+mod mounts;
+mod show;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use mizzen_core::Failure;
+
+use crate::host::Host;
+use crate::image::{Metadata, Tree, resolve};
+use crate::options::{MountFlags, RunOptions, Unshare};
+
+pub use environment::Variable;
+pub use identity::Identity;
+
+/// A container, decided to the last mount and variable.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Who the program is, inside and outside.
+    pub identity: Identity,
+    /// Namespaces beside user and mount.
+    pub unshare: Unshare,
+    /// What the root directory is.
+    pub root: Root,
+    /// Directories to which mount points are added, because the image lacks them; parents first.
+    pub skeletons: Vec<Skeleton>,
+    /// Mounts, parents first.
+    pub mounts: Vec<Mount>,
+    /// The program's environment.
+    pub environment: Vec<Variable>,
+    /// Where the program starts.
+    pub workdir: Explained<PathBuf>,
+    /// The program and its arguments.
+    pub command: Explained<Vec<OsString>>,
+    /// What the user should know although nothing failed.
+    pub notes: Vec<String>,
+}
+
+/// A value, and which option, setting, part of the image or rule it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained<T> {
+    /// The value.
+    pub value: T,
+    /// Its origin.
+    pub why: String,
+}
+
+/// How the image becomes the root directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// As it is.
+    ReadOnly,
+    /// Under an overlay whose changes are kept in memory, up to this `size=` of tmpfs.
+    Writable {
+        /// The limit.
+        size: String,
+    },
+}
+
+/// A directory of the image that is replaced by a tmpfs with the same entries, to which mount points are added.
+/// The image itself stays untouched, also where it is a directory that the user could write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skeleton {
+    /// The directory, absolute inside, without symbolic links.
+    pub directory: PathBuf,
+    /// Its entries in the image; none under a writable root, where the additions are simply made.
+    pub entries: Vec<(OsString, SkeletonEntry)>,
+    /// What is added: absolute inside.
+    pub added: Vec<(PathBuf, Shape)>,
+}
+
+/// An entry that a skeleton takes over from the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SkeletonEntry {
+    /// A file or directory, bound.
+    Bound(Shape),
+    /// A symbolic link, made again.
+    Link(PathBuf),
+}
+
+/// What a mount point is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A directory.
+    Directory,
+    /// A file.
+    File,
+}
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// What is mounted.
+    pub what: What,
+    /// Where: absolute inside, without symbolic links.
+    pub target: PathBuf,
+    /// Restrictions; nosuid and nodev always hold, except for the devices.
+    pub flags: MountFlags,
+    /// Which option or rule wants it.
+    pub why: String,
+}
+
+/// What a mount shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A file or directory of the host with all that is mounted below it.
+    Bind {
+        /// On the host.
+        source: PathBuf,
+        /// What it is.
+        shape: Shape,
+    },
+    /// Device nodes of the host, on a tmpfs.
+    Devices(Vec<PathBuf>),
+    /// A new procfs, for a process id namespace of the container's own.
+    Proc,
+    /// An empty tmpfs with this `size=`.
+    Tmpfs(Option<String>),
+    /// A file with this content.
+    File(Vec<u8>),
+    /// The content of a squashfs file.
+    Squashfs(PathBuf),
+}
+
+impl What {
+    /// What it must be mounted on.
+    pub fn shape(&self) -> Shape {
+        match self {
+            What::Bind { shape, .. } => *shape,
+            What::File(_) => Shape::File,
+            What::Devices(_) | What::Proc | What::Tmpfs(_) | What::Squashfs(_) => Shape::Directory,
+        }
+    }
+}
+
+impl Plan {
+    /// Decides everything about a run.
+    pub fn make(
+        options: &RunOptions,
+        tree: &dyn Tree,
+        metadata: &Metadata,
+        host: &Host,
+    ) -> Result<Plan, Failure> {
+        let identity = Identity::new(host, options.remap_root);
+        let mut notes = Vec::new();
+        let mounts = mounts::decide(options, tree, host, &identity, &mut notes)?;
+        let root = match &options.writable {
+            None => Root::ReadOnly,
+            Some(size) => Root::Writable { size: size.clone() },
+        };
+        let skeletons = mounts::skeletons(&mounts, tree, &root)?;
+        let workdir = decide_workdir(options, metadata, host, &mounts);
+        let environment = environment::decide(options, metadata, host, &workdir.value);
+        let command = decide_command(options, tree, metadata, host);
+        for line in &metadata.not_understood {
+            notes.push(format!("{line}: not understood; the variable that it sets is missing"));
+        }
+        let unshare = options.unshare;
+        Ok(Plan { identity, unshare, root, skeletons, mounts, environment, workdir, command, notes })
+    }
+}
+
+/// The current directory, where it is visible inside; else the image's own.
+fn decide_workdir(
+    options: &RunOptions,
+    metadata: &Metadata,
+    host: &Host,
+    mounts: &[Mount],
+) -> Explained<PathBuf> {
+    if let Some(workdir) = &options.workdir {
+        return Explained { value: workdir.clone(), why: "--workdir".to_owned() };
+    }
+    let visible = |cwd: &&PathBuf| {
+        mounts.iter().any(|mount| match &mount.what {
+            What::Bind { source, .. } => source == &mount.target && cwd.starts_with(source),
+            _ => false,
+        })
+    };
+    match (host.cwd.as_ref().filter(visible), &metadata.workdir) {
+        (Some(cwd), _) => Explained { value: cwd.clone(), why: "the current directory".to_owned() },
+        (None, Some(workdir)) => Explained { value: workdir.clone(), why: "the image's".to_owned() },
+        (None, None) => Explained { value: PathBuf::from("/"), why: "default".to_owned() },
+    }
+}
+
+/// The user's command; else the image's; else a shell.
+fn decide_command(
+    options: &RunOptions,
+    tree: &dyn Tree,
+    metadata: &Metadata,
+    host: &Host,
+) -> Explained<Vec<OsString>> {
+    if !options.command.is_empty() {
+        return Explained { value: options.command.clone(), why: "the command line".to_owned() };
+    }
+    let own: Vec<OsString> = metadata.entrypoint.iter().chain(&metadata.command).cloned().collect();
+    if !own.is_empty() {
+        return Explained { value: own, why: "the image's".to_owned() };
+    }
+    let exists = |path: &&Path| resolve(tree, path).is_ok_and(|found| found.entry.is_some());
+    let shells = [host.shell.as_deref(), Some(Path::new("/bin/bash")), Some(Path::new("/bin/sh"))];
+    let shell = shells.into_iter().flatten().find(exists).unwrap_or(Path::new("/bin/sh"));
+    Explained { value: vec![shell.into()], why: "a shell, as the image names no command".to_owned() }
+}

@@ -1,0 +1,256 @@
+//! Which mounts a container has, and what must be made so that each has a place.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use mizzen_core::Failure;
+use mizzen_core::failure::quote;
+
+use super::{Identity, Mount, Root, Shape, Skeleton, SkeletonEntry, What, identity};
+use crate::host::Host;
+use crate::image::{Entry, Resolved, Tree, read_file, resolve};
+use crate::options::{MountFlags, MountOption, MountSource, RunOptions};
+
+/// A directory with more entries is not rebuilt entry by entry.
+const SKELETON_LIMIT: usize = 4096;
+/// A larger passwd or group file is not an account file.
+const ACCOUNTS_LIMIT: usize = 4 << 20;
+/// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
+const IMAGE_OWNED: [&str; 11] =
+    ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];
+/// The origin of the user's own mounts.
+const OPTION: &str = "--mount";
+
+/// All mounts, parents first; of two on the same place the later one.
+pub fn decide(
+    options: &RunOptions,
+    tree: &dyn Tree,
+    host: &Host,
+    identity: &Identity,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Mount>, Failure> {
+    let mut wanted = defaults(options, tree, host, identity)?;
+    for option in &options.mounts {
+        wanted.push(from_option(option, host)?);
+    }
+    let mut placed: BTreeMap<PathBuf, Mount> = BTreeMap::new();
+    for mount in wanted {
+        let target = place(&mount, tree)?.path;
+        let mine = mount.why == OPTION;
+        if mine {
+            refuse_kernel_directories(&mount, &target)?;
+        }
+        if let Some(old) = placed.insert(target.clone(), Mount { target, ..mount })
+            && mine
+            && old.why == OPTION
+        {
+            notes.push(format!("--mount: {} is mounted twice; the last one holds", old.target.display()));
+        }
+    }
+    // Paths are compared by components: a directory comes before what is below it.
+    Ok(placed.into_values().collect())
+}
+
+/// What every container has, unless an option says otherwise.
+fn defaults(
+    options: &RunOptions,
+    tree: &dyn Tree,
+    host: &Host,
+    identity: &Identity,
+) -> Result<Vec<Mount>, Failure> {
+    let default = |what, target: &Path| Mount {
+        what,
+        target: target.to_owned(),
+        flags: MountFlags::default(),
+        why: "default".to_owned(),
+    };
+    let bind = |path: &Path, shape| default(What::Bind { source: path.to_owned(), shape }, path);
+    let read_only = MountFlags { read_only: true, ..MountFlags::default() };
+    let proc = Path::new("/proc");
+    let mut mounts = vec![
+        default(What::Devices(host.devices.clone()), Path::new("/dev")),
+        if options.unshare.pid { default(What::Proc, proc) } else { bind(proc, Shape::Directory) },
+        bind(Path::new("/sys"), Shape::Directory),
+        bind(Path::new("/tmp"), Shape::Directory),
+    ];
+    for file in ["/etc/resolv.conf", "/etc/hosts"].map(Path::new) {
+        if file.is_file() {
+            mounts.push(Mount { flags: read_only, ..bind(file, Shape::File) });
+        }
+    }
+    // Not through a link, as it usually is: the link's target is one of the image's time zones and must stay so.
+    // The variable TZ tells the zone in that case.
+    let localtime = Path::new("/etc/localtime");
+    if localtime.is_file() && matches!(tree.entry(localtime), Ok(Some(Entry::File { .. }))) {
+        mounts.push(Mount { flags: read_only, ..bind(localtime, Shape::File) });
+    }
+    type Complete = fn(&[u8], &Identity, &Host) -> Option<Vec<u8>>;
+    let accounts: [(&str, Complete); 2] =
+        [("/etc/passwd", identity::passwd_with_user), ("/etc/group", identity::group_with_primary)];
+    for (file, complete) in accounts {
+        let file = Path::new(file);
+        let image = read_file(tree, file, ACCOUNTS_LIMIT).map_err(|error| in_image(file, error))?;
+        if let Some(content) = complete(&image.unwrap_or_default(), identity, host) {
+            let why = "default: the image's, with the user added".to_owned();
+            mounts.push(Mount { flags: read_only, why, ..default(What::File(content), file) });
+        }
+    }
+    if let Some(home) = host.home.as_deref().filter(|home| !options.no_home && *home != Path::new("/")) {
+        mounts.push(Mount { why: "default: the home directory".to_owned(), ..bind(home, Shape::Directory) });
+    }
+    if let Some(cwd) = &host.cwd {
+        let image_owned = cwd == Path::new("/") || IMAGE_OWNED.iter().any(|owned| cwd.starts_with(owned));
+        let covered = mounts.iter().any(|other| cwd.starts_with(&other.target));
+        let left_out = options.no_home && host.home.as_deref().is_some_and(|home| cwd.starts_with(home));
+        if !image_owned && !covered && !left_out {
+            let why = "default: the current directory".to_owned();
+            mounts.push(Mount { why, ..bind(cwd, Shape::Directory) });
+        }
+    }
+    Ok(mounts)
+}
+
+fn from_option(option: &MountOption, host: &Host) -> Result<Mount, Failure> {
+    let absolute = |path: &Path| host.cwd.as_deref().unwrap_or(Path::new("/")).join(path);
+    let existing = |path: &Path| {
+        let path = absolute(path);
+        match path.metadata() {
+            Ok(found) => Ok((path, found)),
+            Err(error) => Err(Failure::new(format!("--mount: {}: {error}", shown(&path)))),
+        }
+    };
+    let (what, target) = match &option.source {
+        MountSource::Tmpfs(size) => (What::Tmpfs(size.clone()), option.target.clone()),
+        MountSource::Bind(source) => {
+            let (source, found) = existing(source)?;
+            let shape = if found.is_dir() { Shape::Directory } else { Shape::File };
+            (What::Bind { source, shape }, absolute(&option.target))
+        }
+        MountSource::Squashfs(source) => {
+            let (path, found) = existing(source)?;
+            if !found.is_file() {
+                return Err(Failure::new(format!("--mount: {}: not a file", shown(&path)))
+                    .hint("the flag squashfs mounts the content of a squashfs file"));
+            }
+            (What::Squashfs(path), option.target.clone())
+        }
+    };
+    Ok(Mount { what, target, flags: option.flags, why: OPTION.to_owned() })
+}
+
+/// Where a mount goes, with symbolic links followed inside the image.
+fn place(mount: &Mount, tree: &dyn Tree) -> Result<Resolved, Failure> {
+    let target = shown(&mount.target);
+    let prefix = if mount.why == OPTION { "--mount: " } else { "" };
+    let resolved = resolve(tree, &mount.target).map_err(|error| in_image(&mount.target, error))?;
+    if resolved.path == Path::new("/") {
+        return Err(Failure::new(format!("{prefix}{target} leads to the image's root directory"))
+            .hint("a symbolic link in the image points to /; the image is broken or hostile"));
+    }
+    let kernels = ["/dev", "/proc", "/sys"].iter().any(|kernel| mount.target == Path::new(kernel));
+    if kernels && resolved.path != mount.target {
+        let message = format!("{target} in the image is a symbolic link to {}", shown(&resolved.path));
+        return Err(
+            Failure::new(message).hint("it must be a directory or missing; the image is broken or hostile")
+        );
+    }
+    let misfit = match (mount.what.shape(), &resolved.entry) {
+        (Shape::Directory, Some(entry)) if !matches!(entry, Entry::Directory) => {
+            Some(("a directory", "is not a directory"))
+        }
+        (Shape::File, Some(Entry::Directory)) => Some(("a file", "is a directory")),
+        _ => None,
+    };
+    if let Some((source, is)) = misfit {
+        let message = format!("{prefix}cannot mount {source} on {target}, which {is} in the image");
+        return Err(Failure::new(message).hint("a file goes on a file, a directory on a directory"));
+    }
+    Ok(resolved)
+}
+
+fn refuse_kernel_directories(mount: &Mount, target: &Path) -> Result<(), Failure> {
+    if target != Path::new("/dev") && !["/proc", "/sys"].iter().any(|kernel| target.starts_with(kernel)) {
+        return Ok(());
+    }
+    let message = format!("--mount: {}: /proc, /sys and /dev are mizzen's own", shown(&mount.target));
+    Err(Failure::new(message).hint("single devices can be mounted below /dev"))
+}
+
+/// Directories in which mount points are missing, parents first.
+pub fn skeletons(mounts: &[Mount], tree: &dyn Tree, root: &Root) -> Result<Vec<Skeleton>, Failure> {
+    let mut missing: BTreeMap<PathBuf, Vec<(PathBuf, Shape)>> = BTreeMap::new();
+    for mount in mounts {
+        if let Some(outer) = enclosing(mounts, mount) {
+            exists_in(outer, mount)?;
+            continue;
+        }
+        let resolved = resolve(tree, &mount.target).map_err(|error| in_image(&mount.target, error))?;
+        if resolved.entry.is_none() {
+            missing.entry(resolved.existing).or_default().push((mount.target.clone(), mount.what.shape()));
+        }
+    }
+    let mut skeletons = Vec::new();
+    for (directory, added) in missing {
+        let entries = match root {
+            Root::Writable { .. } => Vec::new(),
+            Root::ReadOnly => entries_of(&directory, tree)?,
+        };
+        skeletons.push(Skeleton { directory, entries, added });
+    }
+    Ok(skeletons)
+}
+
+/// The innermost other mount that a mount lies in.
+fn enclosing<'a>(mounts: &'a [Mount], inner: &Mount) -> Option<&'a Mount> {
+    mounts.iter().rev().find(|outer| outer.target != inner.target && inner.target.starts_with(&outer.target))
+}
+
+/// A mount point below a mounted directory must exist there: it is not ours to make on the host.
+fn exists_in(outer: &Mount, inner: &Mount) -> Result<(), Failure> {
+    let relative = inner.target.strip_prefix(&outer.target).unwrap_or(&inner.target);
+    let exists = match &outer.what {
+        What::Bind { source, .. } => source.join(relative).exists(),
+        What::Tmpfs(_) | What::Devices(_) => true, // empty and ours: made when it is mounted
+        What::Proc | What::File(_) | What::Squashfs(_) => true, // found out when it is mounted
+    };
+    if exists {
+        return Ok(());
+    }
+    let message =
+        format!("--mount: {} does not exist in the mount of {}", shown(&inner.target), shown(&outer.target));
+    Err(Failure::new(message).hint("make it on the host first, or choose another destination"))
+}
+
+fn entries_of(directory: &Path, tree: &dyn Tree) -> Result<Vec<(OsString, SkeletonEntry)>, Failure> {
+    let listed = tree.list(directory).map_err(|error| in_image(directory, error))?;
+    if listed.len() > SKELETON_LIMIT {
+        let message =
+            format!("{} has too many entries ({}) to add a mount point", shown(directory), listed.len());
+        return Err(Failure::new(message).hint("use --writable, or mount somewhere else"));
+    }
+    let mut entries = Vec::new();
+    for (name, entry) in listed {
+        match entry {
+            Entry::Directory => entries.push((name, SkeletonEntry::Bound(Shape::Directory))),
+            Entry::File { .. } => entries.push((name, SkeletonEntry::Bound(Shape::File))),
+            Entry::Symlink => {
+                let path = directory.join(&name);
+                let link = tree.read_link(&path).map_err(|error| in_image(&path, error))?;
+                entries.push((name, SkeletonEntry::Link(link)));
+            }
+            Entry::Other => {} // a device or socket of an image is of no use inside
+        }
+    }
+    Ok(entries)
+}
+
+fn in_image(path: &Path, error: io::Error) -> Failure {
+    Failure::new(format!("{} in the image: {error}", shown(path)))
+}
+
+fn shown(path: &Path) -> String {
+    quote(path.as_os_str().as_bytes())
+}

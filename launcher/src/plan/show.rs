@@ -1,0 +1,120 @@
+//! The plan for people and for programs.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use mizzen_core::failure::quote;
+use serde_json::{Value, json};
+
+use super::{Mount, Plan, Root, What};
+
+impl Plan {
+    /// One line per decision, with its reason.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let mut line = |name: &str, value: &str, why: &str| {
+            let _ = writeln!(text, "{name:<9} {value:<58} {why}");
+        };
+        line("command", &words(&self.command.value), &self.command.why);
+        line("workdir", &path(&self.workdir.value), &self.workdir.why);
+        let identity = &self.identity;
+        line("user", &format!("{} is {} inside", identity.uid, identity.inside_uid), "");
+        line("group", &format!("{} is {} inside", identity.gid, identity.inside_gid), "");
+        line("unshare", &self.namespaces().join(","), "");
+        line("root", &self.root_text(), "");
+        for skeleton in &self.skeletons {
+            let added: Vec<String> = skeleton.added.iter().map(|(added, _)| path(added)).collect();
+            line("places", &path(&skeleton.directory), &format!("the image lacks {}", added.join(", ")));
+        }
+        for mount in &self.mounts {
+            line("mount", &format!("{} {}", path(&mount.target), what(mount)), &mount.why);
+        }
+        for variable in &self.environment {
+            let shown = format!("{}={}", os(&variable.name), os(&variable.value));
+            line("env", &shown, variable.why);
+        }
+        for note in &self.notes {
+            line("note", note, "");
+        }
+        text
+    }
+
+    /// The same for programs.
+    pub fn to_json(&self) -> Value {
+        let identity = &self.identity;
+        json!({
+            "command": { "value": self.command.value.iter().map(|w| os(w)).collect::<Vec<_>>(), "why": self.command.why },
+            "workdir": { "value": path(&self.workdir.value), "why": self.workdir.why },
+            "user": { "uid": identity.uid, "gid": identity.gid,
+                      "inside_uid": identity.inside_uid, "inside_gid": identity.inside_gid },
+            "unshare": self.namespaces(),
+            "root": self.root_text(),
+            "places": self.skeletons.iter().map(|skeleton| json!({
+                "directory": path(&skeleton.directory),
+                "added": skeleton.added.iter().map(|(added, _)| path(added)).collect::<Vec<_>>(),
+            })).collect::<Vec<_>>(),
+            "mounts": self.mounts.iter().map(|mount| json!({
+                "target": path(&mount.target), "what": what(mount), "why": mount.why,
+                "read_only": mount.flags.read_only, "no_exec": mount.flags.no_exec,
+            })).collect::<Vec<_>>(),
+            "environment": self.environment.iter().map(|variable| json!({
+                "name": os(&variable.name), "value": os(&variable.value), "why": variable.why,
+            })).collect::<Vec<_>>(),
+            "notes": self.notes,
+        })
+    }
+
+    fn namespaces(&self) -> Vec<&'static str> {
+        let optional = [
+            (self.unshare.pid, "pid"),
+            (self.unshare.ipc, "ipc"),
+            (self.unshare.net, "net"),
+            (self.unshare.uts, "uts"),
+        ];
+        ["user", "mount"]
+            .into_iter()
+            .chain(optional.into_iter().filter(|(on, _)| *on).map(|(_, name)| name))
+            .collect()
+    }
+
+    fn root_text(&self) -> String {
+        match &self.root {
+            Root::ReadOnly => "read-only".to_owned(),
+            Root::Writable { size } => format!("writable in memory, up to {size}"),
+        }
+    }
+}
+
+fn what(mount: &Mount) -> String {
+    let mut text = match &mount.what {
+        What::Bind { source, .. } if source == &mount.target => "from the host".to_owned(),
+        What::Bind { source, .. } => format!("from {}", path(source)),
+        What::Devices(devices) => format!("with {} devices", devices.len()),
+        What::Proc => "a new procfs".to_owned(),
+        What::Tmpfs(None) => "an empty tmpfs".to_owned(),
+        What::Tmpfs(Some(size)) => format!("an empty tmpfs of {size}"),
+        What::File(content) => format!("a file of {} bytes", content.len()),
+        What::Squashfs(source) => format!("the content of {}", path(source)),
+    };
+    for (on, name) in [(mount.flags.read_only, " read-only"), (mount.flags.no_exec, " noexec")] {
+        if on {
+            text.push_str(name);
+        }
+    }
+    text
+}
+
+fn words(words: &[std::ffi::OsString]) -> String {
+    words.iter().map(|word| os(word)).collect::<Vec<_>>().join(" ")
+}
+
+fn path(path: &Path) -> String {
+    os(path.as_os_str())
+}
+
+fn os(text: &OsStr) -> String {
+    quote(text.as_bytes())
+}

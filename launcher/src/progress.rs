@@ -1,0 +1,52 @@
+//! Progress of long work: a line that renews itself on a terminal, a line now and then elsewhere. Work that ends
+//! within two seconds shows nothing.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Nothing is shown before.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The progress of one piece of work.
+pub struct Progress {
+    what: String,
+    total: u64,
+    done: u64,
+    begin: Instant,
+    last: Option<Instant>,
+    terminal: bool,
+}
+
+impl Progress {
+    /// Work on `total` bytes.
+    pub fn new(what: impl Into<String>, total: u64) -> Progress {
+        let terminal = std::io::stderr().is_terminal();
+        Progress { what: what.into(), total, done: 0, begin: Instant::now(), last: None, terminal }
+    }
+
+    /// So many bytes more are done.
+    pub fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        let pause = if self.terminal { Duration::from_millis(200) } else { Duration::from_secs(5) };
+        let waited = self.last.map_or(self.begin.elapsed() >= PATIENCE, |last| last.elapsed() >= pause);
+        if waited {
+            self.last = Some(Instant::now());
+            self.show(if self.terminal { "\x1b[K\r" } else { "\n" });
+        }
+    }
+
+    fn show(&self, end: &str) {
+        let percent = self.done.saturating_mul(100).checked_div(self.total).unwrap_or(100);
+        let rate = self.done as f64 / self.begin.elapsed().as_secs_f64().max(0.001) / 1e6;
+        // Progress that cannot be shown is no failure.
+        let _ = write!(std::io::stderr(), "mizzen: {}: {percent} % ({rate:.0} MB/s){end}", self.what);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.last.is_some() && self.terminal {
+            let _ = write!(std::io::stderr(), "\x1b[K\r");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Carries out a plan: makes the namespaces, mounts the image and everything else, enters, starts the program.
+//! Runs as the user; from `enter` on in namespaces of the container's own.
+//!
+//! The order matters. The file servers start when the user namespace exists (the kernel lets them serve only
+//! there) but not yet the mount namespace: one that lived in it would keep alive the mount whose end is its own.
+
+mod exec;
+mod mounts;
+mod namespaces;
+mod pid1;
+mod root;
+mod server;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mizzen_core::Failure;
+use mizzen_squashfs::squashfs;
+
+use crate::pipeline::open_data;
+use crate::plan::{Plan, What};
+
+pub use exec::Unstartable;
+pub use namespaces::{new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace};
+use server::Server;
+
+/// Where the image's files come from.
+pub enum RootSource {
+    /// A squashfs, to be served.
+    Squashfs(Arc<squashfs::Image>),
+    /// A directory of the host.
+    Directory(PathBuf),
+}
+
+/// Becomes the program in its container. Returns only if that failed, or, with process ids of its own, with the
+/// program's exit code.
+pub fn run(plan: &Plan, source: RootSource) -> Result<i32, Unstartable> {
+    namespaces::new_user(&plan.identity)?;
+    let servers = Servers::start(plan, source)?;
+    namespaces::new_mounts_and_others(plan.unshare)?;
+    if plan.unshare.pid {
+        return Ok(pid1::run(plan, servers)?);
+    }
+    enter_root(plan, servers)?;
+    Err(exec::start(plan))
+}
+
+/// What serves the files of the container.
+struct Servers {
+    root: root::Source,
+    /// In the order of the plan's squashfs mounts.
+    data: Vec<Server>,
+}
+
+impl Servers {
+    fn start(plan: &Plan, source: RootSource) -> Result<Servers, Failure> {
+        let root = match source {
+            RootSource::Squashfs(image) => root::Source::Served(Server::start(image, &plan.identity)?),
+            RootSource::Directory(path) => root::Source::Directory(path),
+        };
+        let mut data = Vec::new();
+        for mount in &plan.mounts {
+            if let What::Squashfs(path) = &mount.what {
+                data.push(Server::start(Arc::new(open_data(path)?), &plan.identity)?);
+            }
+        }
+        Ok(Servers { root, data })
+    }
+}
+
+/// Mounts everything and makes it the root directory of the calling process.
+fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
+    // Everything that comes from the host is opened while it can be seen.
+    let sources = mounts::open_sources(plan)?;
+    let root = root::prepare(plan, servers.root)?;
+    mounts::apply(plan, &root, sources, servers.data)?;
+    root.enter()
+}

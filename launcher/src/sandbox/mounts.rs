@@ -1,0 +1,303 @@
+//! Mounts by descriptor: sources are opened on the host as the user, places inside the container's root, and
+//! neither can lead anywhere else. `mount` gets them as /proc/self/fd/N, which every kernel takes.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use mizzen_core::Failure;
+use mizzen_core::failure::quote;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::symlinkat;
+
+use super::Server;
+use super::root::NewRoot;
+use crate::plan::{Mount, Plan, Shape, What};
+use crate::sys;
+
+/// What a mount of the plan needs from the host.
+pub enum OpenSource {
+    /// Nothing.
+    None,
+    /// A file or directory.
+    One(OwnedFd),
+    /// Devices.
+    Many(Vec<(PathBuf, OwnedFd, Shape)>),
+}
+
+const ANY: OFlag = OFlag::O_PATH.union(OFlag::O_CLOEXEC);
+
+/// Opens everything that will be mounted from the host, in the plan's order.
+pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
+    plan.mounts
+        .iter()
+        .map(|mount| match &mount.what {
+            What::Bind { source, .. } => Ok(OpenSource::One(open_source(source, mount)?)),
+            What::Devices(devices) => {
+                let mut opened = Vec::new();
+                for device in devices {
+                    let shape = if device.is_dir() { Shape::Directory } else { Shape::File };
+                    // A device that has just gone, or that the user may not see, is no loss.
+                    if let Ok(fd) = open(device, ANY, Mode::empty()) {
+                        opened.push((device.clone(), fd, shape));
+                    }
+                }
+                Ok(OpenSource::Many(opened))
+            }
+            What::Proc | What::Tmpfs(_) | What::File(_) | What::Squashfs(_) => Ok(OpenSource::None),
+        })
+        .collect()
+}
+
+fn open_source(source: &Path, mount: &Mount) -> Result<OwnedFd, Failure> {
+    open(source, ANY, Mode::empty()).map_err(|errno| {
+        let (source, target) = (quote(source.as_os_str().as_bytes()), mount.target.display());
+        Failure::new(format!("cannot open {source}, to be mounted on {target}: {}", errno.desc()))
+    })
+}
+
+/// Mounts everything in the plan's order. `servers` are those of the squashfs mounts, in that order.
+pub fn apply(
+    plan: &Plan,
+    root: &NewRoot,
+    sources: Vec<OpenSource>,
+    servers: Vec<Server>,
+) -> Result<(), Failure> {
+    let mut servers = servers.into_iter();
+    for (mount, source) in plan.mounts.iter().zip(sources) {
+        let target = &mount.target;
+        let place = match open_in_root(root.as_fd(), target) {
+            Err(Errno::ENOENT) => {
+                // In a tmpfs of ours that was empty when it was planned.
+                let relative = target.strip_prefix("/").unwrap_or(target);
+                make_place(root.as_fd(), relative, mount.what.shape())
+                    .map_err(|e| in_container(target, e))?;
+                open_in_root(root.as_fd(), target)
+            }
+            opened => opened,
+        }
+        .map_err(|e| in_container(target, e))?;
+        match (&mount.what, source) {
+            (What::Bind { source, .. }, OpenSource::One(opened)) => {
+                bind(opened.as_fd(), place.as_fd()).map_err(|errno| {
+                    let source = quote(source.as_os_str().as_bytes());
+                    Failure::new(format!("cannot mount {source} on {}: {}", target.display(), errno.desc()))
+                })?;
+            }
+            (What::Devices(_), OpenSource::Many(devices)) => {
+                devices_on(place.as_fd(), root, target, devices)?;
+                continue; // the only mount that devices work on
+            }
+            (What::File(content), _) => file_on(place.as_fd(), content).map_err(|error| {
+                Failure::new(format!("cannot put a file on {}: {error}", target.display()))
+            })?,
+            (What::Squashfs(_), _) => {
+                let server = servers.next().ok_or_else(|| Failure::new("a file server is missing"))?;
+                server.mount(&proc_path(place.as_fd()))?;
+            }
+            (What::Proc, _) => new_file_system("proc", &place, "")?,
+            (What::Tmpfs(size), _) => {
+                let options =
+                    size.as_ref().map_or("mode=1777".to_owned(), |size| format!("mode=1777,size={size}"));
+                new_file_system("tmpfs", &place, &options)?;
+            }
+            (What::Bind { .. } | What::Devices(_), _) => {}
+        }
+        let mounted = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
+        let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        flags.set(MsFlags::MS_RDONLY, mount.flags.read_only);
+        flags.set(MsFlags::MS_NOEXEC, mount.flags.no_exec);
+        restrict(mounted.as_fd(), target, flags)?;
+    }
+    Ok(())
+}
+
+fn new_file_system(kind: &str, place: &OwnedFd, options: &str) -> Result<(), Failure> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("mizzen"), &proc_path(place.as_fd()), Some(kind), flags, Some(options))
+        .map_err(|errno| Failure::new(format!("cannot mount {kind} ({options}): {}", errno.desc())))
+}
+
+fn file_on(place: BorrowedFd, content: &[u8]) -> std::io::Result<()> {
+    // In the workshop; the file lives on in the mount when its name is gone.
+    let name = Path::new("/file");
+    fs::write(name, content)?;
+    let file = open(name, ANY, Mode::empty())?;
+    bind(file.as_fd(), place)?;
+    fs::remove_file(name)
+}
+
+fn devices_on(
+    place: BorrowedFd,
+    root: &NewRoot,
+    target: &Path,
+    devices: Vec<(PathBuf, OwnedFd, Shape)>,
+) -> Result<(), Failure> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    mount(Some("mizzen"), &proc_path(place), Some("tmpfs"), flags, Some("mode=0755,size=1m"))
+        .map_err(|errno| Failure::new(format!("cannot mount a tmpfs on /dev: {}", errno.desc())))?;
+    let dev = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
+    for (path, source, shape) in devices {
+        let name = path.file_name().unwrap_or_default();
+        let put = || -> nix::Result<()> {
+            make_place(dev.as_fd(), Path::new(name), shape)?;
+            bind(source.as_fd(), open_entry(dev.as_fd(), name, shape)?.as_fd())
+        };
+        put().map_err(|errno| Failure::new(format!("cannot mount {}: {}", path.display(), errno.desc())))?;
+    }
+    for (name, to) in [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
+        symlinkat(to, &dev, name).map_err(|e| in_container(&target.join(name), e))?;
+    }
+    Ok(())
+}
+
+/// Binds a file or directory, with all that is mounted below it.
+pub fn bind(source: BorrowedFd, place: BorrowedFd) -> nix::Result<()> {
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(Some(&proc_path(source)), &proc_path(place), None::<&str>, flags, None::<&str>)
+}
+
+/// A descriptor as a path.
+pub fn proc_path(fd: BorrowedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Restricts a mount and everything mounted below it.
+pub fn restrict(mounted: BorrowedFd, shown: &Path, flags: MsFlags) -> Result<(), Failure> {
+    let attributes = [
+        (MsFlags::MS_RDONLY, libc::MOUNT_ATTR_RDONLY),
+        (MsFlags::MS_NOSUID, libc::MOUNT_ATTR_NOSUID),
+        (MsFlags::MS_NODEV, libc::MOUNT_ATTR_NODEV),
+        (MsFlags::MS_NOEXEC, libc::MOUNT_ATTR_NOEXEC),
+    ];
+    let set =
+        attributes.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, attribute)| attribute).sum();
+    let outcome = match sys::restrict_mounts(mounted, set) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => restrict_one_by_one(mounted, flags),
+        outcome => outcome,
+    };
+    outcome
+        .map_err(|error| Failure::new(format!("cannot restrict the mount of {}: {error}", shown.display())))
+}
+
+/// The same for Linux before 5.12: every mount is remounted with the flags that it has and those that are added.
+fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> std::io::Result<()> {
+    let top = fs::read_link(proc_path(mounted))?;
+    for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let (Some(place), Some(options)) = (fields.get(4), fields.get(5)) else { continue };
+        let place = unescape_octal(place);
+        if !place.starts_with(&top) {
+            continue;
+        }
+        let mut flags = added | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+        for option in options.split(',') {
+            flags |= match option {
+                "ro" => MsFlags::MS_RDONLY,
+                "nosuid" => MsFlags::MS_NOSUID,
+                "nodev" => MsFlags::MS_NODEV,
+                "noexec" => MsFlags::MS_NOEXEC,
+                "noatime" => MsFlags::MS_NOATIME,
+                "nodiratime" => MsFlags::MS_NODIRATIME,
+                "relatime" => MsFlags::MS_RELATIME,
+                _ => MsFlags::empty(),
+            };
+        }
+        mount(None::<&str>, &place, None::<&str>, flags, None::<&str>)?;
+    }
+    Ok(())
+}
+
+/// mountinfo writes blanks, tabs, newlines and backslashes as \ooo.
+fn unescape_octal(text: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let code = (*first == b'\\')
+            .then(|| after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok()))
+            .flatten()
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(byte) => (bytes.push(byte), rest = &after[3..]),
+            None => (bytes.push(*first), rest = after),
+        };
+    }
+    PathBuf::from(OsStr::from_bytes(&bytes))
+}
+
+/// Opens a path of the container that has no symbolic links; one that has appeared since the plan was made is an
+/// error (ELOOP), and nothing outside the root can be reached.
+pub fn open_in_root(root: BorrowedFd, path: &Path) -> nix::Result<OwnedFd> {
+    let relative = path.strip_prefix("/").unwrap_or(path);
+    let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+    let resolve =
+        ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    match openat2(root, relative, OpenHow::new().flags(ANY).resolve(resolve)) {
+        // Linux before 5.6, or a seccomp filter that does not know the call.
+        Err(Errno::ENOSYS | Errno::EPERM) => walk_in_root(root, relative),
+        outcome => outcome,
+    }
+}
+
+/// The same with one `openat` per component, none of which follows a link.
+fn walk_in_root(root: BorrowedFd, relative: &Path) -> nix::Result<OwnedFd> {
+    let mut current = openat(root, ".", ANY | OFlag::O_DIRECTORY, Mode::empty())?;
+    for component in relative.components() {
+        match component {
+            Component::Normal(name) => {
+                let next = openat(&current, name, ANY | OFlag::O_NOFOLLOW, Mode::empty())?;
+                if fs::read_link(proc_path(next.as_fd())).is_ok() && is_link(next.as_fd())? {
+                    return Err(Errno::ELOOP);
+                }
+                current = next;
+            }
+            Component::CurDir | Component::RootDir => {}
+            Component::ParentDir | Component::Prefix(_) => return Err(Errno::EINVAL),
+        }
+    }
+    Ok(current)
+}
+
+fn is_link(fd: BorrowedFd) -> nix::Result<bool> {
+    let mode = nix::sys::stat::fstat(fd)?.st_mode;
+    Ok(mode & libc::S_IFMT == libc::S_IFLNK)
+}
+
+/// Opens a direct entry of a directory, which must be what it is taken for.
+pub fn open_entry(directory: BorrowedFd, name: &OsStr, shape: Shape) -> nix::Result<OwnedFd> {
+    let flags = match shape {
+        Shape::Directory => OFlag::O_DIRECTORY,
+        Shape::File => OFlag::empty(),
+    };
+    openat(directory, name, ANY | OFlag::O_NOFOLLOW | flags, Mode::empty())
+}
+
+/// Makes a mount point below a directory of ours; directories on the way are made too.
+pub fn make_place(directory: BorrowedFd, relative: &Path, shape: Shape) -> nix::Result<()> {
+    let mut current = openat(directory, ".", ANY | OFlag::O_DIRECTORY, Mode::empty())?;
+    let mut components = relative.components().peekable();
+    while let Some(component) = components.next() {
+        let Component::Normal(name) = component else { return Err(Errno::EINVAL) };
+        if components.peek().is_none() && shape == Shape::File {
+            let flags = OFlag::O_CREAT | OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            openat(&current, name, flags, Mode::from_bits_truncate(0o644))?;
+            return Ok(());
+        }
+        match mkdirat(&current, name, Mode::from_bits_truncate(0o755)) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        current = open_entry(current.as_fd(), name, Shape::Directory)?;
+    }
+    Ok(())
+}
+
+/// A failure with a path of the container.
+pub fn in_container(path: &Path, errno: Errno) -> Failure {
+    Failure::new(format!("{} in the container: {}", quote(path.as_os_str().as_bytes()), errno.desc()))
+}

@@ -1,0 +1,80 @@
+//! A container with process ids of its own. Its process 1 is ours: it starts the program, collects what the
+//! program leaves behind, and ends with it. The launcher stays outside, hands signals on and waits.
+
+use mizzen_core::Failure;
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::{Servers, enter_root, exec};
+use crate::plan::Plan;
+use crate::{report, sys};
+
+/// Signals that are handed on to the program. Those of the terminal reach it by themselves.
+const HANDED_ON: [Signal; 6] =
+    [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGINT, Signal::SIGQUIT];
+
+/// Runs the program to its end and returns its exit code.
+pub fn run(plan: &Plan, servers: Servers) -> Result<i32, Failure> {
+    let watched = watched_signals();
+    let failed = |what: &str, error: std::io::Error| Failure::new(format!("cannot {what}: {error}"));
+    watched.thread_block().map_err(|errno| failed("block signals", errno.into()))?;
+    let init = sys::spawn_child(|| init(plan, servers, &watched))
+        .map_err(|error| failed("start process 1", error))?;
+    wait_and_hand_on(init, &watched, Some(init))
+        .map_err(|errno| failed("wait for the container", errno.into()))
+}
+
+/// Process 1. It mounts, because the new procfs must be that of its own process ids.
+fn init(plan: &Plan, servers: Servers, watched: &SigSet) -> i32 {
+    if let Err(failure) = enter_root(plan, servers) {
+        report(&failure);
+        return 125;
+    }
+    let program = sys::spawn_child(|| {
+        let _ = watched.thread_unblock();
+        let unstartable = exec::start(plan);
+        report(&unstartable.failure);
+        i32::from(unstartable.code)
+    });
+    match program {
+        Ok(program) => wait_and_hand_on(program, watched, None).unwrap_or(125),
+        Err(error) => {
+            report(&Failure::new(format!("cannot start the program: {error}")));
+            125
+        }
+    }
+}
+
+fn watched_signals() -> SigSet {
+    let mut set = SigSet::empty();
+    for signal in HANDED_ON.into_iter().chain([Signal::SIGCHLD]) {
+        set.add(signal);
+    }
+    set
+}
+
+/// Waits for `child`. `only` limits what is collected: process 1 collects everything, others their child alone.
+fn wait_and_hand_on(child: Pid, watched: &SigSet, only: Option<Pid>) -> nix::Result<i32> {
+    loop {
+        let signal = watched.wait()?;
+        if signal != Signal::SIGCHLD {
+            match kill(child, signal) {
+                Ok(()) | Err(Errno::ESRCH) => continue,
+                Err(errno) => return Err(errno),
+            }
+        }
+        loop {
+            let ended =
+                waitpid(only.unwrap_or(Pid::from_raw(-1)), Some(nix::sys::wait::WaitPidFlag::WNOHANG));
+            match ended {
+                Ok(WaitStatus::Exited(pid, code)) if pid == child => return Ok(code),
+                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => return Ok(128 + signal as i32),
+                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => break,
+                Ok(_) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}

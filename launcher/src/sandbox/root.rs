@@ -1,0 +1,214 @@
+//! The container's root directory: the image, with a place for every mount, put together in a workshop that only
+//! we see.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use mizzen_core::Failure;
+use nix::fcntl::{OFlag, open};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::Mode;
+use nix::unistd::{fchdir, mkdir, pivot_root, symlinkat};
+
+use super::Server;
+use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
+use crate::plan::{Plan, Root, Skeleton, SkeletonEntry};
+
+/// A directory that every system has, on which the workshop is mounted for a moment.
+const MOUNT_POINT: &str = "/tmp";
+
+/// Where the root is put together, in the workshop.
+const ROOT: &str = "/root";
+
+/// Where the image comes from.
+pub enum Source {
+    /// A file server.
+    Served(Server),
+    /// A directory of the host.
+    Directory(PathBuf),
+}
+
+/// The new root directory, not entered yet.
+pub struct NewRoot {
+    directory: OwnedFd,
+}
+
+/// Mounts the image and makes a place for every mount of the plan.
+pub fn prepare(plan: &Plan, source: Source) -> Result<NewRoot, Failure> {
+    // A directory image may lie where the workshop will hide it.
+    let directory = match &source {
+        Source::Directory(path) => Some(open_directory(path)?),
+        Source::Served(_) => None,
+    };
+    enter_workshop()?;
+    let image = Path::new("/image");
+    make_directory(image)?;
+    match (source, directory) {
+        (Source::Served(server), _) => server.mount(image)?,
+        (Source::Directory(_), Some(directory)) => {
+            bind(directory.as_fd(), open_directory(image)?.as_fd()).map_err(|errno| {
+                Failure::new(format!("cannot bind the image's directory: {}", errno.desc()))
+            })?;
+            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
+            restrict(open_directory(image)?.as_fd(), image, flags)?;
+        }
+        (Source::Directory(_), None) => {}
+    }
+    let root = match &plan.root {
+        Root::ReadOnly if plan.skeletons.is_empty() => image,
+        Root::ReadOnly => {
+            make_directory(Path::new(ROOT))?;
+            // The overlay is faster to make and leaves fewer mounts; but not every kernel and not every file system
+            // below a directory image can be under one.
+            if !overlaid_with_places(plan, image)? {
+                rebuilt_with_places(plan, image)?;
+            }
+            Path::new(ROOT)
+        }
+        Root::Writable { size } => {
+            make_directory(Path::new(ROOT))?;
+            writable(image, size)?;
+            add_places(plan, Path::new(ROOT))?;
+            Path::new(ROOT)
+        }
+    };
+    Ok(NewRoot { directory: open_directory(root)? })
+}
+
+impl NewRoot {
+    /// The directory.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Makes it the root directory of this process, and the host's vanish from its mount namespace.
+    pub fn enter(self) -> Result<(), Failure> {
+        let pivot = || -> nix::Result<()> {
+            fchdir(&self.directory)?;
+            // Puts the old root over the new one, from where it is taken away: no directory is needed for it.
+            pivot_root(".", ".")?;
+            umount2(".", MntFlags::MNT_DETACH)?;
+            nix::unistd::chdir("/")
+        };
+        pivot().map_err(|errno| Failure::new(format!("cannot enter the container's root: {}", errno.desc())))
+    }
+}
+
+/// Moves to a root directory of our own, a tmpfs with the host's root below it. Were the root put together on a
+/// directory of the host instead, a bind of that directory would bring our own mounts along.
+fn enter_workshop() -> Result<(), Failure> {
+    tmpfs(Path::new(MOUNT_POINT), "size=16m,mode=0755")?;
+    let enter = || -> nix::Result<()> {
+        nix::unistd::chdir(MOUNT_POINT)?;
+        mkdir("host", Mode::from_bits_truncate(0o755))?;
+        // `proc_path` goes on to work.
+        symlinkat("host/proc", nix::fcntl::AT_FDCWD, "proc")?;
+        pivot_root(".", "host")?;
+        nix::unistd::chdir("/")
+    };
+    enter().map_err(|errno| Failure::new(format!("cannot leave the host's root: {}", errno.desc())))
+}
+
+/// An overlay over the image; what is written stays in memory.
+fn writable(image: &Path, size: &str) -> Result<(), Failure> {
+    let changes = Path::new("/changes");
+    make_directory(changes)?;
+    tmpfs(changes, &format!("size={size},mode=0755")).map_err(|failure| {
+        failure.hint(format!("\"{size}\" must be a number of bytes with k, m, g or % behind it"))
+    })?;
+    for directory in ["upper", "work"] {
+        make_directory(&changes.join(directory))?;
+    }
+    let options =
+        format!("lowerdir={},upperdir=/changes/upper,workdir=/changes/work,userxattr", image.display());
+    overlay(&options, MsFlags::empty()).map_err(|errno| {
+        Failure::new(format!("--writable: cannot mount an overlay: {}", errno.desc())).hint(
+            "overlays in user namespaces need Linux 5.11, and 6.6 for changes in memory; run without --writable",
+        )
+    })
+}
+
+/// The missing mount points in a layer over the image. False where the kernel cannot do that.
+fn overlaid_with_places(plan: &Plan, image: &Path) -> Result<bool, Failure> {
+    let places = Path::new("/places");
+    make_directory(places)?;
+    add_places(plan, places)?;
+    let options = format!("lowerdir={}:{},userxattr", places.display(), image.display());
+    Ok(overlay(&options, MsFlags::MS_RDONLY).is_ok())
+}
+
+fn overlay(options: &str, flags: MsFlags) -> nix::Result<()> {
+    let flags = flags | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("mizzen"), ROOT, Some("overlay"), flags, Some(options))
+}
+
+fn add_places(plan: &Plan, root: &Path) -> Result<(), Failure> {
+    let root = open_directory(root)?;
+    for (path, shape) in plan.skeletons.iter().flat_map(|skeleton| &skeleton.added) {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        make_place(root.as_fd(), relative, *shape).map_err(|e| in_container(path, e))?;
+    }
+    Ok(())
+}
+
+/// Every directory in which mount points are missing becomes a tmpfs with the same entries, bound from the image.
+fn rebuilt_with_places(plan: &Plan, image: &Path) -> Result<(), Failure> {
+    let image = open_directory(image)?;
+    let top = open_directory(Path::new(ROOT))?;
+    bind(image.as_fd(), top.as_fd()).map_err(|e| in_container(Path::new("/"), e))?;
+    for skeleton in &plan.skeletons {
+        let root = open_directory(Path::new(ROOT))?;
+        let failed = |errno| in_container(&skeleton.directory, errno);
+        let old = open_in_root(root.as_fd(), &skeleton.directory).map_err(failed)?;
+        tmpfs(&proc_path(old.as_fd()), "size=16m,mode=0755")?;
+        // A mount on the root itself is not seen through a descriptor of the old root.
+        let root = open_directory(Path::new(ROOT))?;
+        let new = open_in_root(root.as_fd(), &skeleton.directory).map_err(failed)?;
+        fill(skeleton, old.as_fd(), new.as_fd())?;
+        read_only(new.as_fd())?;
+    }
+    Ok(())
+}
+
+fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Failure> {
+    for (name, entry) in &skeleton.entries {
+        let take_over = || -> nix::Result<()> {
+            match entry {
+                SkeletonEntry::Link(target) => symlinkat(target.as_path(), new, name.as_os_str()),
+                SkeletonEntry::Bound(shape) => {
+                    make_place(new, Path::new(name), *shape)?;
+                    bind(open_entry(old, name, *shape)?.as_fd(), open_entry(new, name, *shape)?.as_fd())
+                }
+            }
+        };
+        take_over().map_err(|errno| in_container(&skeleton.directory.join(name), errno))?;
+    }
+    for (path, shape) in &skeleton.added {
+        let relative = path.strip_prefix(&skeleton.directory).unwrap_or(path);
+        make_place(new, relative, *shape).map_err(|errno| in_container(path, errno))?;
+    }
+    Ok(())
+}
+
+fn tmpfs(place: &Path, options: &str) -> Result<(), Failure> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("mizzen"), place, Some("tmpfs"), flags, Some(options))
+        .map_err(|errno| Failure::new(format!("cannot mount a tmpfs ({options}): {}", errno.desc())))
+}
+
+fn read_only(directory: BorrowedFd) -> Result<(), Failure> {
+    let flags =
+        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(None::<&str>, &proc_path(directory), None::<&str>, flags, None::<&str>)
+        .map_err(|errno| Failure::new(format!("cannot make the root read-only: {}", errno.desc())))
+}
+
+fn make_directory(path: &Path) -> Result<(), Failure> {
+    fs::create_dir(path).map_err(|error| Failure::new(format!("cannot make {}: {error}", path.display())))
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd, Failure> {
+    open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(|errno| Failure::new(format!("cannot open {}: {}", path.display(), errno.desc())))
+}

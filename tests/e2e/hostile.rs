@@ -1,0 +1,243 @@
+//! Images and files that are broken or that mean harm: a clear message, and nothing of the host is touched.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
+
+use mizzen_tests::images::{ImageTree, sif};
+use mizzen_tests::{Cluster, Spec};
+
+fn machine(name: &str) -> Cluster {
+    Cluster::start(Spec { nodes: 1, ..Cluster::spec(name) }).unwrap()
+}
+
+/// Files of the host that a hostile image would like to reach, with their content and times.
+fn victims(cluster: &Cluster) -> String {
+    cluster.run_as_root("cd /; find etc root home usr/local opt srv mnt media -xdev | sort | xargs -d '\\n' stat -c '%n %s %Y %Z %f %i'; md5sum etc/passwd etc/shadow etc/hosts").stdout
+}
+
+#[track_caller]
+fn refused(cluster: &Cluster, image: &str, message: &str) {
+    let run = cluster.run(&format!("timeout 10 mizzen run {image} touch /tmp/ran"));
+    assert_eq!(run.code, 125, "{image}: {}", run.text());
+    assert_eq!(run.stderr.matches(message).count(), 1, "{image}: expected {message}\n{}", run.text());
+    assert!(run.stderr.lines().count() <= 2, "one message and a hint: {}", run.text());
+    assert_eq!(cluster.run("ls /tmp/ran").stdout, "");
+}
+
+#[test]
+fn what_is_not_an_image_is_named() {
+    let cluster = machine("not-images");
+    cluster.run("cd /tmp; mkfifo fifo; echo '<!DOCTYPE html><html>' > html; : > empty; echo x > short; cp /bin/ls elf; tar cf tar /etc/hostname; \
+                 gzip < html > gz; mkdir dir; ln -s loop loop; ln -s nowhere dangling; printf '#!/bin/sh\\necho\\n' > script; \
+                 head -c 4096 /dev/zero > zeros; echo '{\"a\":1}' > json; echo secret > secret; chmod 0 secret; mkdir oci; echo '{}' > oci/oci-layout");
+    for (image, message) in [
+        ("/tmp/fifo", "/tmp/fifo: neither a file nor a directory"),
+        ("/dev/zero", "/dev/zero: neither a file nor a directory"),
+        ("/tmp/html", "/tmp/html: not an image (starts with \"<!DO\", looks like HTML)"),
+        ("/tmp/empty", "/tmp/empty: not an image (empty"),
+        ("/tmp/short", "/tmp/short: not an image"),
+        ("/tmp/elf", "looks like"),
+        ("/tmp/tar", "looks like tar"),
+        ("/tmp/gz", "looks like gzip"),
+        ("/tmp/script", "looks like"),
+        ("/tmp/zeros", "/tmp/zeros: not an image"),
+        ("/tmp/json", "looks like JSON"),
+        ("/tmp/dir", "/tmp/dir: not an image"),
+        ("/tmp/oci", "OCI"),
+        ("/tmp/loop", "/tmp/loop: Too many levels of symbolic links"),
+        ("/tmp/dangling", "no such image; tried /tmp/dangling"),
+        ("/tmp/nothing", "no such image; tried /tmp/nothing"),
+        ("/tmp/secret", "/tmp/secret: Permission denied"),
+        ("''", "the image is empty"),
+        ("docker://x", "cannot fetch images from docker://"),
+    ] {
+        refused(&cluster, image, message);
+    }
+}
+
+#[test]
+fn broken_images_are_refused() {
+    let cluster = machine("broken");
+    let image = ImageTree::busybox().unwrap().squashfs(&["-comp", "gzip"]).unwrap();
+    let put = |name: &str, bytes: &[u8]| cluster.share(name, bytes).unwrap();
+    for length in [4, 95, 96, 4096, image.len() / 2, image.len() - 4096] {
+        let path = put("cut.sqsh", &image[..length]);
+        refused(&cluster, &path, "/shared/cut.sqsh: ");
+    }
+    put("cut.sqsh", &image[..image.len() / 2]);
+    refused(&cluster, "/shared/cut.sqsh", "truncated: the header says");
+    // Offsets in the superblock: compressor, version, block size, inode table, and so on.
+    for (name, at, bytes, message) in [
+        ("compressor", 20, &[9, 0][..], "compress"),
+        ("version", 28, &[3, 0][..], "squashfs 3.0"),
+        ("block-size", 12, &[0, 0, 32, 0][..], ": "),
+        ("root", 32, &[255; 8][..], ": "),
+        ("used", 40, &[255; 8][..], "truncated"),
+        ("ids", 26, &[255, 255][..], ": "),
+        ("id-table", 48, &[255; 8][..], ": "),
+        ("inode-table", 64, &[255; 8][..], ": "),
+        ("directory-table", 72, &[255; 8][..], ": "),
+    ] {
+        let mut broken = image.clone();
+        broken[at..at + bytes.len()].copy_from_slice(bytes);
+        let path = put(&format!("{name}.sqsh"), &broken);
+        refused(&cluster, &path, message);
+    }
+    let good = sif(&image);
+    refused(&cluster, &put("cut.sif", &good[..good.len() - 1000]), "/shared/cut.sif: ");
+    refused(&cluster, &put("header.sif", &good[..100]), "/shared/header.sif: ");
+    let mut encrypted = good.clone();
+    let extra = 4096 + 585 - 384;
+    encrypted[extra] = 5;
+    refused(&cluster, &put("encrypted.sif", &encrypted), "encrypted");
+    let mut none = good;
+    none[4096 + 4] = 0;
+    refused(&cluster, &put("none.sif", &none), "/shared/none.sif: ");
+}
+
+#[test]
+fn foreign_programs_are_named() {
+    let cluster = machine("foreign");
+    let tree = ImageTree::busybox().unwrap();
+    let mut arm = std::fs::read("/bin/busybox").unwrap();
+    arm[18] = 183; // the machine in the ELF header: aarch64
+    std::fs::write(tree.path("bin/busybox"), arm).unwrap();
+    cluster.share("arm.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    refused(&cluster, "/shared/arm.sqsh", "/shared/arm.sqsh: made for aarch64, this node is x86_64");
+}
+
+#[test]
+fn links_in_an_image_lead_nowhere_but_into_it() {
+    let cluster = machine("links");
+    cluster
+        .run_as_root("mkdir -p /opt/victim; echo untouched > /opt/victim/file; chmod -R a+rwX /opt/victim");
+    let before = victims(&cluster);
+    let run = |name: &str, change: &dyn Fn(&ImageTree), options: &str, command: &str| {
+        let tree = ImageTree::busybox().unwrap();
+        change(&tree);
+        cluster.share(&format!("{name}.sqsh"), &tree.squashfs(&[]).unwrap()).unwrap();
+        cluster.run(&format!("timeout 10 mizzen run {options} /shared/{name}.sqsh {command}"))
+    };
+    let link =
+        |path: &'static str, target: &'static str| move |tree: &ImageTree| tree.link(path, target).unwrap();
+    // /etc leads to the root: nothing may be mounted on what /etc/hosts then means.
+    let etc_root = run("etc-root", &link("etc", "/"), "", "cat /hosts");
+    assert_eq!(etc_root.code, 0, "the files appear where the image says: {}", etc_root.text());
+    for (name, path, target) in
+        [("up", "etc", "../../../../etc"), ("self", "etc", "/etc"), ("other", "etc", "/opt/victim")]
+    {
+        let run = run(name, &link(path, target), "", "true");
+        assert!(run.code == 0 || run.code == 125, "{name}: {}", run.text());
+        if run.code == 125 {
+            assert!(
+                run.stderr.contains("in the image: Too many levels of symbolic links"),
+                "{name}: {}",
+                run.text()
+            );
+        }
+    }
+    for (name, path, target) in [
+        ("proc-etc", "proc", "/etc"),
+        ("sys-proc", "sys", "/proc"),
+        ("dev-tmp", "dev", "tmp"),
+        ("proc-self", "proc", "/proc/self/root"),
+    ] {
+        let run = run(name, &link(path, target), "", "true");
+        assert_eq!(run.code, 125, "{name}: {}", run.text());
+        assert!(run.stderr.contains("in the image"), "{name}: {}", run.text());
+    }
+    for (name, path) in [("proc-file", "proc"), ("dev-file", "dev"), ("tmp-file", "tmp")] {
+        let change = |tree: &ImageTree| {
+            tree.remove(path);
+            tree.file(path, "a file").unwrap();
+        };
+        let run = run(name, &change, "", "true");
+        assert_eq!(run.code, 125, "{name}: {}", run.text());
+        assert!(
+            run.stderr.contains(&format!("cannot mount a directory on /{path}, which is not a directory")),
+            "{name}: {}",
+            run.text()
+        );
+    }
+    let tmp_root = run("tmp-root", &link("tmp", "/"), "", "true");
+    assert!(
+        tmp_root.code == 125 && tmp_root.stderr.contains("/tmp leads to the image's root directory"),
+        "{}",
+        tmp_root.text()
+    );
+    // Destinations of the user's mounts through links of the image.
+    for (name, target) in [
+        ("dst", "/opt/victim"),
+        ("dst-up", "../../../opt/victim"),
+        ("dst-magic", "/proc/self/root/opt/victim"),
+        ("dst-cwd", "/proc/1/cwd"),
+    ] {
+        let run = run(
+            name,
+            &link("data", target),
+            "-m /tmp:/data/mounted",
+            "sh -c 'ls -d /data/mounted; echo x > /opt/victim/file'",
+        );
+        assert!(run.code <= 1 || run.code == 125, "{name}: {}", run.text());
+    }
+    let home = run("home", &link("home", "/opt/victim"), "", "ls -d /opt/victim/alice");
+    assert_eq!(home.stdout, "/opt/victim/alice\n", "in the container: {}", home.text());
+    assert_eq!(victims(&cluster), before, "a file of the host has changed");
+    assert_eq!(cluster.run("cat /opt/victim/file").stdout, "untouched\n");
+    // The same where the kernel does not resolve paths for us.
+    let tree = ImageTree::busybox().unwrap();
+    tree.link("data", "/opt/victim").unwrap();
+    cluster.share("old.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    let old = cluster.run("strace -f -o /dev/null -e inject=openat2:error=ENOSYS mizzen run -m /tmp:/data/x /shared/old.sqsh ls -d /opt/victim/x");
+    assert_eq!(old.stdout, "/opt/victim/x\n", "{}", old.text());
+    assert_eq!(victims(&cluster), before, "a file of the host has changed");
+}
+
+#[test]
+fn a_directory_that_changes_while_it_is_used_leads_nowhere_else() {
+    let cluster = machine("races");
+    cluster.run_as_root("mkdir -p /opt/victim/mounted; chmod -R a+rwX /opt/victim");
+    let before = victims(&cluster);
+    let tree = ImageTree::busybox().unwrap();
+    cluster.share("bb.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    cluster.run("mizzen run /shared/bb.sqsh sh -c 'cp -a /bin /etc ~/; true'; mkdir -p image; mv bin etc image/; mkdir -p image/a/mounted image/tmp");
+    let runs = if std::env::var_os("MIZZEN_TEST_LONG").is_some() { 500 } else { 25 };
+    // One process swaps a directory of the image with a link to the host while containers are made of it.
+    let race = cluster.run(&format!(
+        "(while [ -e image ]; do mv -T image/a image/b; ln -s /opt/victim image/a; rm image/a; mv -T image/b image/a; done) 2>/dev/null & \
+         for i in $(seq {runs}); do timeout 5 mizzen run -m /tmp:/a/mounted image sh -c 'grep -c /a/mounted /proc/self/mountinfo' 2>>errors; done | sort | uniq -c; mv image gone; wait"
+    ));
+    assert_eq!(
+        victims(&cluster).replace("home/alice", ""),
+        before.replace("home/alice", ""),
+        "{}",
+        race.text()
+    );
+    assert_eq!(cluster.run("ls -A /opt/victim").stdout, "mounted\n");
+}
+
+#[test]
+fn programs_of_an_image_gain_nothing() {
+    let cluster = machine("privileges");
+    let tree = ImageTree::busybox().unwrap();
+    std::fs::copy("/bin/busybox", tree.path("bin/suid")).unwrap();
+    std::fs::set_permissions(tree.path("bin/suid"), std::os::unix::fs::PermissionsExt::from_mode(0o6755))
+        .unwrap();
+    let nodes = ["-p", "kmsg c 666 0 0 1 11", "-p", "disk b 666 0 0 254 0"];
+    cluster.share("p.sqsh", &tree.squashfs(&nodes).unwrap()).unwrap();
+    let run = |command: &str| cluster.run(&format!("mizzen run /shared/p.sqsh {command}"));
+    assert_eq!(run("/bin/suid id -u").stdout, "2001\n");
+    for device in ["/kmsg", "/disk"] {
+        let open = run(&format!("head -c 1 {device}"));
+        assert!(open.code != 0 && open.stderr.contains("Permission denied"), "{}", open.text());
+    }
+    for command in
+        ["mount -t ext4 /dev/null /tmp", "mknod /tmp/n c 1 3", "chroot / true", "hostname x", "kill -0 1"]
+    {
+        let denied = run(command);
+        assert!(denied.code != 0, "{command}: {}", denied.text());
+    }
+    // As root of the container: still nothing of the host's.
+    let root = cluster.run("mizzen run --remap-root /shared/p.sqsh sh -c 'cat /etc/shadow /proc/1/environ; mknod /tmp/n b 254 0; mount -o remount,dev,suid,rw /; kill -0 1; echo done'");
+    assert_eq!(root.stdout, "done\n", "{}", root.text());
+    assert_eq!(root.stderr.lines().count(), 5, "every one was refused: {}", root.text());
+}
