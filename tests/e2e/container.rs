@@ -130,11 +130,7 @@ fn exit_codes_and_signals_are_the_programs() {
 fn the_program_sees_what_it_expects() {
     let cluster = with_busybox("inside");
     let run = |command: &str| cluster.run(&format!("mizzen run /shared/bb.sqsh {command}"));
-    assert_out(
-        &run("sh -c 'id; pwd'"),
-        0,
-        "uid=2001(alice) gid=2001(alice) groups=65534,65534,2001(alice)\n/home/alice\n",
-    );
+    assert_out(&run("sh -c 'id -un; id -gn; id -G | wc -w; pwd'"), 0, "alice\nalice\n3\n/home/alice\n");
     assert_out(
         &run("sh -c 'echo $HOME $USER $PATH'"),
         0,
@@ -186,11 +182,10 @@ fn the_program_sees_what_it_expects() {
     assert_out(&run("cat /etc/hosts"), 0, &cluster.run("cat /etc/hosts").stdout);
     // A user whom no file knows: the environment tells the name.
     let unknown = cluster.run_as_root("cd /tmp; HOME=/tmp USER=ldap setpriv --reuid 5555 --regid 5555 --clear-groups mizzen run /shared/bb.sqsh sh -c 'whoami; id'");
-    assert_out(&unknown, 0, "ldap\nuid=5555(ldap) gid=5555(ldap) groups=5555(ldap)\n");
+    assert_out(&unknown, 0, "ldap\nuid=5555(ldap) gid=5555(ldap)\n");
     // Nothing of the container can be seen from outside.
-    cluster.run("mizzen run /shared/bb.sqsh sleep 2 & sleep 0.5; findmnt > outside; wait");
-    let outside = cluster.run("cat outside").stdout;
-    assert!(!outside.contains("mizzen /") && !outside.contains("fuse"), "{outside}");
+    let outside = cluster.run("findmnt > before; mizzen run /shared/bb.sqsh sleep 2 & sleep 0.5; pgrep -x sleep >/dev/null || echo did not run; findmnt | diff before -; wait");
+    assert_out(&outside, 0, "");
 }
 
 #[test]
@@ -256,7 +251,10 @@ fn mounts_are_made_as_asked() {
         ),
         ("-m /tmp/file:/etc", "cannot mount a file on /etc, which is a directory in the image"),
         ("-m /tmp/data:/tmp/new", "--mount: /tmp/new does not exist in the mount of /tmp"),
-        ("-m /tmp/file:/x:squashfs", "/tmp/file: not an image (starts with \"f\\n\""),
+        (
+            "-m /tmp/file:/x:squashfs",
+            "/tmp/file: not an image (2 bytes, too short; starts with 66 0a, looks like text)",
+        ),
         ("-m /tmp/data:/x:squashfs", "--mount: /tmp/data: not a file"),
         ("-m a:b:c:d", "more than three parts"),
         ("--unshare moon", "--unshare: no namespace \"moon\""),
@@ -296,7 +294,7 @@ fn a_root_can_be_written_for_a_while() {
     assert_failed(&full, 1, "No space left on device");
     cluster.run("mkdir -p dir/bin; mizzen run /shared/bb.sqsh cp /bin/busybox dir/bin/sh");
     assert_out(
-        &cluster.run("mizzen run --writable dir /bin/sh -c 'echo x > /x; echo *'; ls dir"),
+        &cluster.run("mizzen run --writable dir /bin/sh -c 'echo x > /x; cd /; echo *'; ls dir"),
         0,
         "bin dev etc home proc sys tmp x\nbin\n",
     );
@@ -358,7 +356,7 @@ fn the_environment_follows_the_policy() {
     let charliecloud = ImageTree::busybox().unwrap();
     charliecloud.file("ch/environment", "FROM_CH=1\n").unwrap();
     cluster.share("ch.sqsh", &charliecloud.squashfs(&[]).unwrap()).unwrap();
-    assert_out(&cluster.run("mizzen run /shared/ch.sqsh printenv FROM_CH"), 0, "1\n");
+    assert_out(&cluster.run("mizzen run /shared/ch.sqsh sh -c 'echo $FROM_CH'"), 0, "1\n");
 }
 
 #[test]
@@ -396,12 +394,17 @@ fn kernels_without_the_newer_calls_work_too() {
     let expected = "alice\n/home/alice\na\nread-only\n";
     assert_out(&cluster.run(&command), 0, expected);
     // Before Linux 5.6, 5.11 and 5.12: these calls do not exist.
+    // (Without -f: strace would wait for a file that the file server, stopped by strace, has to serve.)
     let without = "-e inject=openat2,close_range,mount_setattr:error=ENOSYS";
-    assert_out(&cluster.run(&format!("strace -f -o /dev/null {without} {command}")), 0, expected);
+    assert_out(&cluster.run(&format!("strace -o /dev/null {without} {command}")), 0, expected);
     // No overlay in user namespaces: the mount fails, and only that one.
     let calls =
         cluster.run(&format!("strace -e trace=mount -o calls {command} >/dev/null; cat calls")).stdout;
-    let nth = 1 + calls.lines().position(|line| line.contains("\"overlay\"")).expect("an overlay is tried");
+    let nth = 1 + calls
+        .lines()
+        .filter(|line| line.starts_with("mount("))
+        .position(|line| line.contains("\"overlay\""))
+        .expect("an overlay is tried");
     let without = format!("-e inject=mount:error=ENODEV:when={nth}");
     let rebuilt = cluster.run(&format!("strace -e trace=mount -o calls {without} {command}"));
     assert_out(&rebuilt, 0, expected);

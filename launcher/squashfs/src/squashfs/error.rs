@@ -103,8 +103,8 @@ impl std::error::Error for Error {
 impl From<Error> for io::Error {
     fn from(error: Error) -> io::Error {
         match error {
-            Error::NotFound => io::ErrorKind::NotFound.into(),
-            Error::NotADirectory => io::ErrorKind::NotADirectory.into(),
+            Error::NotFound => rustix::io::Errno::NOENT.into(),
+            Error::NotADirectory => rustix::io::Errno::NOTDIR.into(),
             error => io::Error::other(error.to_string()),
         }
     }

@@ -15,9 +15,12 @@ const SCRIPT: &str = "/etc/rc";
 /// Only enroot has both as files, and its script hands its arguments on.
 pub fn made(tree: &dyn Tree) -> Result<bool, Failure> {
     for path in [SCRIPT, ENVIRONMENT] {
-        match tree.entry(Path::new(path)).map_err(|error| cannot_read(path, &error))? {
-            Some(Entry::File { .. }) => {}
-            _ => return Ok(false),
+        match tree.entry(Path::new(path)) {
+            Ok(Some(Entry::File { .. })) => {}
+            Ok(_) => return Ok(false),
+            // /etc is a link or a file.
+            Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => return Ok(false),
+            Err(error) => return Err(cannot_read(path, &error)),
         }
     }
     let script = file(tree, SCRIPT)?.unwrap_or_default();
