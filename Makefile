@@ -1,5 +1,5 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install stage deps demo cluster test test-long lint bindings clean
+.PHONY: help build portable install stage deps demo cluster test test-long bench lint bindings clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -16,6 +16,7 @@ help:
 	@echo 'make demo       a containerised job on a throw-away two-node Slurm cluster (root)'
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
+	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
 	@echo 'make cluster    a shell on a throw-away cluster; RELEASE=22.05 NODES=2 (root)'
 	@echo 'make build      target/release/mizzen and target/release/libspank_mizzen.so'
 	@echo 'make portable   the same for every distribution with glibc $(GLIBC) or newer: target/portable/'
@@ -87,6 +88,10 @@ test: deps root stage
 	target/debug/vcluster releases
 	cargo test --workspace
 
+bench: deps root stage
+	cargo build -q -p mizzen-tests
+	target/debug/vcluster bench
+
 test-long: export MIZZEN_TEST_LONG = 1
 test-long: test
 
@@ -96,7 +101,7 @@ lint:
 
 # Renews the shipped SPANK bindings from the oldest supported release.
 bindings:
-	SLURM_INCLUDE_DIR=$(CURDIR)/target/slurm/bullseye/usr/include \
+	SLURM_INCLUDE_DIR=$(CURDIR)/target/rootfs/slurm-bullseye/usr/include \
 	  cargo build -q -p spank-mizzen --features bindgen --target-dir target/bindings
 	cp "$$(ls -t target/bindings/debug/build/spank-mizzen-*/out/bindings.rs | head -n 1)" \
 	  spank-plugin/src/spank/bindings.rs

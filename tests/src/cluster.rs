@@ -50,6 +50,7 @@ impl Cluster {
         Spec {
             name: name.to_owned(),
             release: Release::Slurm22_05,
+            rootfs: None,
             nodes: 2,
             cpus: 8,
             plugstack: vec![format!("required {PLUGIN}")],
@@ -68,7 +69,10 @@ impl Cluster {
         for layer in &spec.layers {
             ensure!(layer.is_dir(), "{} is missing: run `make stage`", layer.display());
         }
-        let rootfs = spec.release.rootfs()?.canonicalize()?;
+        let rootfs = match &spec.rootfs {
+            Some(rootfs) => rootfs.canonicalize()?,
+            None => spec.release.rootfs()?.canonicalize()?,
+        };
         let dir = make_directory(&spec.name)?;
         let mut supervisor = Command::new(vcluster_binary()?)
             .arg("role-supervise")

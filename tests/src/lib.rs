@@ -15,6 +15,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cgroup;
 pub mod cluster;
 pub mod images;

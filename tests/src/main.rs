@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use mizzen_tests::{Cluster, Release, User, init, machine, supervise};
+use mizzen_tests::{Cluster, Release, User, bench, init, machine, supervise};
 
 const USAGE: &str = "\
 usage: vcluster releases                 make the root file systems of all Slurm releases
        vcluster demo                     what mizzen does, on a two-node cluster
+       vcluster bench                    mizzen beside its peers
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
 
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["releases"] => Release::ALL.into_iter().try_for_each(|release| release.rootfs().map(drop)),
         ["demo"] => demo(),
+        ["bench"] => bench::run(25),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),
         ["role-init", supervisor] => supervisor.parse().map_err(Into::into).and_then(init::run),

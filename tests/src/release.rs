@@ -64,35 +64,40 @@ impl Release {
 
     /// The root file system of this release; made now if it is not there yet.
     pub fn rootfs(self) -> Result<PathBuf> {
-        let store = target_dir().join("slurm");
-        fs::create_dir_all(&store)?;
-        let root = store.join(self.debian());
-        let recipe = store.join(format!("{}.packages", self.debian()));
-        // Two tests may want the same release at once: one makes it, the other waits for it.
-        let lock = fs::File::create(store.join(format!("{}.lock", self.debian())))?;
-        let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, e)| e).context("flock")?;
-        if fs::read_to_string(&recipe).is_ok_and(|made_of| made_of == PACKAGES) {
-            return Ok(root);
-        }
-        eprintln!("making the root file system of Slurm {} (Debian {}) ...", self.version(), self.debian());
-        let _ = fs::remove_file(&recipe);
-        if root.exists() {
-            fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
-        }
-        let mut make = Command::new("mmdebstrap");
-        make.args(["--variant=minbase", "--quiet"])
-            // Debian testing's indexes expire sooner than mirrors and caches are renewed.
-            .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
-            .arg(format!("--include={PACKAGES}"))
-            .arg(self.debian())
-            .arg(&root);
-        if let Some(mirror) = debian_mirror()? {
-            make.arg(format!("deb {mirror} {} main", self.debian()));
-        }
-        run_tool(&mut make).context("cannot make a root file system")?;
-        fs::write(&recipe, PACKAGES)?; // last: its presence says that the tree is whole
-        Ok(root)
+        make_rootfs(self.debian(), "slurm", PACKAGES)
     }
+}
+
+/// A Debian root file system with these packages, `target/rootfs/NAME-DEBIAN`; made if it is not there yet.
+pub fn make_rootfs(debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
+    let store = target_dir().join("rootfs");
+    fs::create_dir_all(&store)?;
+    let root = store.join(format!("{name}-{debian}"));
+    let recipe = root.with_extension("packages");
+    // Two tests may want the same one at once: one makes it, the other waits for it.
+    let lock = fs::File::create(root.with_extension("lock"))?;
+    let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, e)| e).context("flock")?;
+    if fs::read_to_string(&recipe).is_ok_and(|made_of| made_of == packages) {
+        return Ok(root);
+    }
+    eprintln!("making a root file system: Debian {debian} with {packages} ...");
+    let _ = fs::remove_file(&recipe);
+    if root.exists() {
+        fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
+    }
+    let mut make = Command::new("mmdebstrap");
+    make.args(["--variant=minbase", "--quiet"])
+        // Debian testing's indexes expire sooner than mirrors and caches are renewed.
+        .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
+        .arg(format!("--include={packages}"))
+        .arg(debian)
+        .arg(&root);
+    if let Some(mirror) = debian_mirror()? {
+        make.arg(format!("deb {mirror} {debian} main"));
+    }
+    run_tool(&mut make).context("cannot make a root file system")?;
+    fs::write(&recipe, packages)?; // last: its presence says that the tree is whole
+    Ok(root)
 }
 
 /// The Debian mirror of this machine's own apt configuration. None on other distributions: mmdebstrap then

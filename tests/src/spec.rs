@@ -52,6 +52,8 @@ pub struct Spec {
     pub name: String,
     /// Which Slurm runs.
     pub release: Release,
+    /// Another root file system than the release's own.
+    pub rootfs: Option<PathBuf>,
     /// Number of compute nodes, `node1` and so on.
     pub nodes: u32,
     /// CPUs that each node offers, whatever this machine has.

@@ -1,0 +1,149 @@
+//! `make bench`: mizzen beside the peers that Debian ships, all in one run on one machine, as ratios.
+//!
+//! The machine is shared and noisy: the contenders take turns, medians are compared, and no number is a promise.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::images::pack;
+use crate::release::{Release, make_rootfs};
+use crate::{Cluster, Spec, User, run_tool, target_dir};
+
+/// A command to be timed.
+struct Contender {
+    name: &'static str,
+    command: &'static str,
+}
+
+const START: [Contender; 6] = [
+    Contender { name: "true, no container", command: "/bin/true" },
+    Contender { name: "mizzen run, squashfs", command: "mizzen run /shared/np.sqsh /bin/true" },
+    Contender { name: "ch-run, squashfs", command: "ch-run /shared/np.sqsh -- /bin/true" },
+    Contender { name: "mizzen run, directory", command: "mizzen run /local/np /bin/true" },
+    Contender { name: "ch-run, directory", command: "ch-run /local/np -- /bin/true" },
+    Contender {
+        name: "bwrap, directory",
+        command: "bwrap --ro-bind /local/np / --dev /dev --proc /proc --bind /tmp /tmp --bind /home /home /bin/true",
+    },
+];
+
+const MOUNTS: [Contender; 4] = [
+    Contender { name: "kernel squashfs", command: "mount -t squashfs -o loop,ro /local/np.sqsh /mnt" },
+    Contender { name: "squashfuse_ll", command: "squashfuse_ll -o allow_other /local/np.sqsh /mnt" },
+    Contender { name: "squashfuse", command: "squashfuse -o allow_other /local/np.sqsh /mnt" },
+    Contender {
+        name: "mizzen's server",
+        command: "/shared/squashfs-serve --threads 2 /local/np.sqsh /mnt & sleep 0.2",
+    },
+];
+
+/// Measures everything and prints it.
+pub fn run(rounds: u32) -> Result<()> {
+    let peers = make_rootfs(
+        Release::Slurm22_05.debian(),
+        "peers",
+        "slurmctld,slurmd,slurm-client,munge,iproute2,procps,bindfs,bubblewrap,charliecloud,squashfuse",
+    )?;
+    let numpy = make_rootfs(Release::Slurm22_05.debian(), "numpy", "python3,python3-numpy")?;
+    let cluster = Cluster::start(Spec { nodes: 1, rootfs: Some(peers), ..Cluster::spec("bench") })?;
+    println!("image: Debian with numpy, gzip squashfs; {rounds} rounds; medians\n");
+    cluster.share("np.sqsh", &pack(&numpy, &["-comp", "gzip", "-e", "var/cache", "var/lib/apt"])?)?;
+    let serve = server_program()?;
+    cluster.share("squashfs-serve", &std::fs::read(serve)?)?;
+    let prepared = cluster.run_as_root("chmod 755 /shared/squashfs-serve; cp /shared/np.sqsh /local; cd /local && mkdir np && squashfuse np.sqsh /mnt && cp -a /mnt/. np/ && umount /mnt && mkdir -p np/home np/tmp");
+    ensure!(prepared.code == 0, "{}", prepared.text());
+    println!("start of `true`, one process (ms)");
+    let times = start_times(&cluster, rounds)?;
+    table(
+        &START,
+        &times,
+        &[("mizzen run, squashfs", "ch-run, squashfs"), ("mizzen run, directory", "bwrap, directory")],
+    );
+    for (label, processes, cold) in [
+        ("import numpy, 1 process, cold (ms)", 1, true),
+        ("import numpy, 1 process, warm (ms)", 1, false),
+        ("import numpy, 8 processes on one mount, cold (ms)", 8, true),
+        ("import numpy, 8 processes on one mount, warm (ms)", 8, false),
+    ] {
+        println!("\n{label}");
+        let times = import_times(&cluster, rounds.div_ceil(5), processes, cold)?;
+        table(
+            &MOUNTS,
+            &times,
+            &[("mizzen's server", "squashfuse_ll"), ("mizzen's server", "kernel squashfs")],
+        );
+    }
+    Ok(())
+}
+
+type Times = BTreeMap<String, Vec<f64>>;
+
+fn start_times(cluster: &Cluster, rounds: u32) -> Result<Times> {
+    let mut script = "export USER=alice\n".to_owned();
+    for contender in &START {
+        script.push_str(&format!("{} || exit 1\n", contender.command)); // warm, and it must work
+    }
+    script.push_str(&format!("for round in $(seq {rounds}); do\n"));
+    for contender in &START {
+        script.push_str(&timed(contender.name, contender.command));
+    }
+    script.push_str("done\n");
+    measure(cluster, User::Alice, &script)
+}
+
+fn import_times(cluster: &Cluster, rounds: u32, processes: u32, cold: bool) -> Result<Times> {
+    let import = "chroot /mnt /usr/bin/python3 -c 'import numpy'";
+    let all = format!(
+        "{{ for p in $(seq {processes}); do {import} & pids=\"$pids $!\"; done; wait $pids; pids=; }}"
+    );
+    let mut script = format!("for round in $(seq {rounds}); do\n");
+    for contender in &MOUNTS {
+        script.push_str(&format!("{}\n", contender.command));
+        script.push_str(if cold { "sync; echo 3 > /proc/sys/vm/drop_caches\n" } else { "" });
+        script.push_str(&if cold { String::new() } else { format!("{import}\n") });
+        script.push_str(&timed(contender.name, &all));
+        script.push_str("umount /mnt; wait\n");
+    }
+    script.push_str("done\n");
+    measure(cluster, User::Root, &script)
+}
+
+fn timed(name: &str, command: &str) -> String {
+    format!("s=$EPOCHREALTIME; {command}; e=$EPOCHREALTIME; echo \"{name}=$((${{e/./}}-${{s/./}}))\"\n")
+}
+
+fn measure(cluster: &Cluster, user: User, script: &str) -> Result<Times> {
+    let output = cluster.command("ctl", user, &["bash", "-c", script]).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && stderr.is_empty(), "{script}\n{stderr}");
+    let mut times = Times::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let (name, microseconds) =
+            line.split_once('=').with_context(|| format!("unexpected output: {line}"))?;
+        times.entry(name.to_owned()).or_default().push(microseconds.parse::<f64>()? / 1000.0);
+    }
+    Ok(times)
+}
+
+fn table(contenders: &[Contender], times: &Times, ratios: &[(&str, &str)]) {
+    let median = |name: &str| {
+        let mut sorted = times.get(name).cloned().unwrap_or_default();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    };
+    for contender in contenders {
+        println!("  {:<24} {:8.1}", contender.name, median(contender.name));
+    }
+    for (one, other) in ratios {
+        println!("  {one} / {other}: {:.2}", median(one) / median(other));
+    }
+}
+
+/// The program that serves a squashfs in the foreground, built for speed.
+fn server_program() -> Result<PathBuf> {
+    run_tool(Command::new("cargo").args(["build", "--quiet", "--release", "-p", "mizzen-squashfs"]))?;
+    Ok(target_dir().join("release/squashfs-serve"))
+}
