@@ -94,7 +94,7 @@ fn execute(plan: &Plan, argv: &[CString], environment: &[CString]) -> Unstartabl
 }
 
 /// The program's possible paths, as a shell would look for them.
-fn candidates(name: &OsStr, plan: &Plan) -> Vec<PathBuf> {
+pub fn candidates(name: &OsStr, plan: &Plan) -> Vec<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return vec![PathBuf::from(name)];
     }

@@ -4,12 +4,14 @@
 //! The order matters. The file servers start when the user namespace exists (the kernel lets them serve only
 //! there) but not yet the mount namespace: one that lived in it would keep alive the mount whose end is its own.
 
+mod changes;
 mod exec;
 mod mounts;
 mod namespaces;
 mod pid1;
 mod root;
 mod server;
+mod warm;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use mizzen_core::Failure;
 use mizzen_squashfs::squashfs;
 
 use crate::pipeline::open_data;
-use crate::plan::{Plan, What};
+use crate::plan::{Plan, Root, What};
 
 pub use exec::Unstartable;
 pub use namespaces::{new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace};
@@ -45,26 +47,35 @@ pub fn run(plan: &Plan, source: RootSource) -> Result<i32, Unstartable> {
     Err(exec::start(plan))
 }
 
-/// What serves the files of the container.
+/// What serves the files of the container, and keeps their changes.
 struct Servers {
     root: root::Source,
     /// In the order of the plan's squashfs mounts.
     data: Vec<Server>,
+    /// Where the changes of a writable root go, if not into memory.
+    changes: Option<PathBuf>,
 }
 
 impl Servers {
     fn start(plan: &Plan, source: RootSource) -> Result<Servers, Failure> {
         let root = match source {
-            RootSource::Squashfs(image) => root::Source::Served(Server::start(image, &plan.identity)?),
+            RootSource::Squashfs(image) => {
+                let first_files = warm::first_files(plan, &image);
+                root::Source::Served(Server::start(image, first_files, &plan.identity)?)
+            }
             RootSource::Directory(path) => root::Source::Directory(path),
         };
         let mut data = Vec::new();
         for mount in &plan.mounts {
             if let What::Squashfs(path) = &mount.what {
-                data.push(Server::start(Arc::new(open_data(path)?), &plan.identity)?);
+                data.push(Server::start(Arc::new(open_data(path)?), Vec::new(), &plan.identity)?);
             }
         }
-        Ok(Servers { root, data })
+        let changes = match plan.root {
+            Root::Writable { .. } => changes::on_disk_if_needed()?,
+            Root::ReadOnly => None,
+        };
+        Ok(Servers { root, data, changes })
     }
 }
 
@@ -72,7 +83,7 @@ impl Servers {
 fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     // Everything that comes from the host is opened while it can be seen.
     let sources = mounts::open_sources(plan)?;
-    let root = root::prepare(plan, servers.root)?;
+    let root = root::prepare(plan, servers.root, servers.changes.as_deref())?;
     mounts::apply(plan, &root, sources, servers.data)?;
     root.enter()
 }

@@ -35,8 +35,9 @@ pub struct NewRoot {
 }
 
 /// Mounts the image and makes a place for every mount of the plan.
-pub fn prepare(plan: &Plan, source: Source) -> Result<NewRoot, Failure> {
-    // A directory image may lie where the workshop will hide it.
+pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<NewRoot, Failure> {
+    // What comes from the host is opened while it can be seen.
+    let changes = changes.map(open_directory).transpose()?;
     let directory = match &source {
         Source::Directory(path) => Some(open_directory(path)?),
         Source::Served(_) => None,
@@ -68,7 +69,7 @@ pub fn prepare(plan: &Plan, source: Source) -> Result<NewRoot, Failure> {
         }
         Root::Writable { size } => {
             make_directory(Path::new(ROOT))?;
-            writable(image, size)?;
+            writable(image, size, changes)?;
             add_places(plan, Path::new(ROOT))?;
             Path::new(ROOT)
         }
@@ -110,22 +111,26 @@ fn enter_workshop() -> Result<(), Failure> {
     enter().map_err(|errno| Failure::new(format!("cannot leave the host's root: {}", errno.desc())))
 }
 
-/// An overlay over the image; what is written stays in memory.
-fn writable(image: &Path, size: &str) -> Result<(), Failure> {
+/// An overlay over the image; what is written stays in memory, or on disk.
+fn writable(image: &Path, size: &str, on_disk: Option<OwnedFd>) -> Result<(), Failure> {
     let changes = Path::new("/changes");
     make_directory(changes)?;
-    tmpfs(changes, &format!("size={size},mode=0755")).map_err(|failure| {
-        failure.hint(format!("\"{size}\" must be a number of bytes with k, m, g or % behind it"))
-    })?;
+    match on_disk {
+        Some(disk) => bind(disk.as_fd(), open_directory(changes)?.as_fd()).map_err(|errno| {
+            Failure::new(format!("--writable: cannot bind the changes: {}", errno.desc()))
+        })?,
+        None => tmpfs(changes, &format!("size={size},mode=0755")).map_err(|failure| {
+            failure.hint(format!("\"{size}\" must be a number of bytes with k, m, g or % behind it"))
+        })?,
+    }
     for directory in ["upper", "work"] {
         make_directory(&changes.join(directory))?;
     }
     let options =
         format!("lowerdir={},upperdir=/changes/upper,workdir=/changes/work,userxattr", image.display());
     overlay(&options, MsFlags::empty()).map_err(|errno| {
-        Failure::new(format!("--writable: cannot mount an overlay: {}", errno.desc())).hint(
-            "overlays in user namespaces need Linux 5.11, and 6.6 for changes in memory; run without --writable",
-        )
+        Failure::new(format!("--writable: cannot mount an overlay: {}", errno.desc()))
+            .hint("overlays in user namespaces need Linux 5.11; run without --writable")
     })
 }
 

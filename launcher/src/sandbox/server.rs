@@ -4,7 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mizzen_core::Failure;
@@ -14,6 +14,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout};
 
+use super::warm;
 use crate::plan::Identity;
 use crate::sys;
 
@@ -25,8 +26,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server for an image; called inside the user namespace, before the mount namespace exists.
-    pub fn start(image: Arc<squashfs::Image>, identity: &Identity) -> Result<Server, Failure> {
+    /// Starts a server for an image; called inside the user namespace, before the mount namespace exists. It reads
+    /// `first_files` while it waits.
+    pub fn start(
+        image: Arc<squashfs::Image>,
+        first_files: Vec<PathBuf>,
+        identity: &Identity,
+    ) -> Result<Server, Failure> {
         let broken = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
             broken("cannot open /dev/fuse", error)
@@ -39,6 +45,8 @@ impl Server {
         let parent_end = go.as_raw_fd();
         sys::spawn_detached(move || {
             become_server(parent_end);
+            let warming = Arc::clone(&image);
+            std::thread::spawn(move || warm::read(&warming, &first_files));
             // One byte says that the mount is there; the end of the pipe, that there will be none.
             if wait.read_exact(&mut [0]).is_ok() {
                 // Damage in the image has nobody to be told to here; who reads it gets EIO.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::sys::signal::SigSet;
 use nix::sys::wait::waitpid;
@@ -53,6 +53,17 @@ pub fn spawn_child(work: impl FnOnce() -> i32) -> io::Result<nix::unistd::Pid> {
             unsafe { libc::_exit(code) }
         }
     }
+}
+
+/// A descriptor that becomes readable when this process has ended.
+pub fn pidfd_of_self() -> io::Result<OwnedFd> {
+    // SAFETY: takes two numbers; the result is checked.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns. The kernel has set close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
 /// Marks every descriptor from `first` on to be closed at exec.
