@@ -4,6 +4,7 @@
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
 DESTDIR    ?=
+SHARE       = $(DESTDIR)$(PREFIX)/share
 
 # The oldest glibc that the portable plugin runs with (RHEL 8 has 2.28, Debian 11 has 2.31).
 GLIBC := 2.28
@@ -34,6 +35,12 @@ install:
 	install -d $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d
 	sed 's|@PREFIX@|$(PREFIX)|' conf/plugstack.conf.d/mizzen.conf \
 	  > $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
+	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
+	  $(SHARE)/fish/vendor_completions.d
+	$(FROM)/mizzen man $(SHARE)/man/man1
+	$(FROM)/mizzen completions bash > $(SHARE)/bash-completion/completions/mizzen
+	$(FROM)/mizzen completions zsh > $(SHARE)/zsh/site-functions/_mizzen
+	$(FROM)/mizzen completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish
 
 # The plugin must run in the distribution's Slurm, so it is linked against an old glibc; the launcher must run
 # beside any distribution's libraries, so it has none.

@@ -106,7 +106,13 @@ fn the_shipped_bindings_fit_the_headers_of_every_release() {
 fn the_installed_plugstack_line_names_the_installed_plugin() {
     let lines = fs::read_to_string(staged("etc/slurm/plugstack.conf.d/mizzen.conf")).unwrap();
     assert!(lines.lines().any(|line| line == "required /usr/lib/mizzen/spank_mizzen.so"), "{lines}");
-    assert!(fs::exists(staged("etc/mizzen/mizzen.toml")).unwrap());
+    for file in [
+        "etc/mizzen/mizzen.toml",
+        "usr/share/man/man1/mizzen-run.1",
+        "usr/share/bash-completion/completions/mizzen",
+    ] {
+        assert!(fs::metadata(staged(file)).unwrap().len() > 0, "{file}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use mizzen_tests::images::ImageTree;
 use mizzen_tests::{Cluster, Release, User, bench, init, machine, supervise};
 
 const USAGE: &str = "\
@@ -68,13 +69,21 @@ fn shell(args: &[&str]) -> Result<()> {
 /// What a user sees: the commands of a first session and their answers.
 fn demo() -> Result<()> {
     let cluster = Cluster::start(Cluster::spec("demo"))?;
-    cluster.share("tf.sqsh", b"")?;
+    cluster.share("tf.sqsh", &ImageTree::busybox()?.squashfs(&["-comp", "zstd"])?)?;
     for (why, command) in [
         ("A real Slurm cluster, thrown away at the end.", "sinfo"),
         ("Jobs without a container are not touched.", "srun -N2 hostname"),
+        (
+            "A container by hand: the image's system, your own files and identity, nothing unpacked.",
+            "mizzen run /shared/tf.sqsh sh -c 'cat /etc/os-release; id -un; pwd'",
+        ),
+        (
+            "What it would do, and why.",
+            "mizzen plan -m /shared:/data:ro /shared/tf.sqsh ls | grep -E 'mount|places'",
+        ),
         ("A mistake is refused before it waits in the queue.", "srun --container=tff.sqsh hostname"),
         (
-            "A container or nothing: what cannot start in it does not start at all.",
+            "From Slurm (not yet): what cannot start in its container does not start at all.",
             "srun -N2 --container=/shared/tf.sqsh hostname",
         ),
         (
@@ -84,7 +93,7 @@ fn demo() -> Result<()> {
         ("And no node is drained.", "sinfo"),
     ] {
         let done = cluster.run(&format!("exec 2>&1; {command}"));
-        println!("# {why}\n$ {command}\n{}(exit code {})\n", done.stdout, done.code);
+        writeln!(std::io::stdout(), "# {why}\n$ {command}\n{}(exit code {})\n", done.stdout, done.code)?;
     }
     Ok(())
 }

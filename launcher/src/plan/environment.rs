@@ -163,6 +163,22 @@ mod tests {
     }
 
     #[test]
+    fn the_users_guide_shows_every_rule() {
+        let guide = include_str!("../../../docs/users.md");
+        for (pattern, rule) in RULES {
+            let row = match rule {
+                Rule::Host => "the host's: they describe you",
+                Rule::Drop => "never the host's",
+            };
+            let line = guide.lines().find(|line| line.contains(row)).unwrap();
+            assert!(
+                line.contains(&format!("`{pattern}`")),
+                "docs/users.md lacks {pattern} in the row \"{row}\""
+            );
+        }
+    }
+
+    #[test]
     fn options_win_over_both() {
         let options = vec![
             EnvOption::Set("PATH".into(), "/mine".into()),
