@@ -14,7 +14,7 @@ TOOLS := target/tools
 FROM  ?= target/release
 
 help:
-	@echo 'make demo       a containerised job on a throw-away two-node Slurm cluster (root)'
+	@echo 'make demo       a session on a throw-away two-node Slurm cluster (root)'
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
@@ -79,7 +79,7 @@ deps:
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
 
 root:
-	@[ "$$(id -u)" = 0 ] || { echo 'a cluster needs root (namespaces, mounts, network); try: sudo -E make' >&2; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo 'a cluster needs root (namespaces, mounts, network); try: sudo -E make $(MAKECMDGOALS)' >&2; exit 1; }
 	@apt-get indextargets 'Created-By: Packages' | grep -q . || apt-get update -q
 
 cluster: deps root stage

@@ -1,7 +1,7 @@
 //! mizzen.toml: one file for the site, the same on login and compute nodes.
 //!
-//! It is read only when a container was asked for, so a broken file never touches other jobs. In slurmstepd it
-//! is read as root: hence the checks on who may have written it.
+//! It is read only when a container was asked for, so a broken file never touches other jobs. What it says holds for
+//! all users: hence the checks on who may have written it.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -93,10 +93,14 @@ fn read_trusted(path: &Path) -> Result<String, Unread> {
     if !path.is_absolute() {
         return Err(refuse("is not an absolute path".to_owned()));
     }
-    // Nobody but root may be able to put another file in its place, at any level.
-    for parent in path.ancestors().skip(1) {
+    // Nobody but root may be able to put another file in its place, at any level: of the path as it is written, and of
+    // the one that its links lead to.
+    let real = path.parent().and_then(|parent| parent.canonicalize().ok()).unwrap_or_default();
+    for parent in
+        path.ancestors().skip(1).chain(real.ancestors()).filter(|parent| !parent.as_os_str().is_empty())
+    {
         match parent.symlink_metadata() {
-            Ok(found) if found.is_symlink() => {} // what it leads to is checked through the file itself
+            Ok(found) if found.is_symlink() => {} // where it leads is in `real`
             Ok(found) => trusted(&found).map_err(|why| {
                 let message = format!("{}: its directory {} {why}", path.display(), parent.display());
                 Unread::Refused(

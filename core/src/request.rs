@@ -25,6 +25,8 @@ const NONE: &[u8] = b"none";
 pub enum Request {
     /// The node itself: the user switched an inherited container off.
     Host,
+    /// Slurm's own OCI runtime, whose business `--container` is where there is an oci.conf.
+    SlurmRuntime,
     /// A container.
     Container(Container),
 }
@@ -67,10 +69,11 @@ impl Request {
         Ok(Request::Container(Container { image }))
     }
 
-    /// Text for [`VARIABLE`]: `none`, or `key=value` pairs joined by `&` with every unusual byte as %XX.
+    /// Text for [`VARIABLE`]: `none`, `oci`, or `key=value` pairs joined by `&` with every unusual byte as %XX.
     pub fn encode(&self) -> String {
         match self {
             Request::Host => "none".to_owned(),
+            Request::SlurmRuntime => "oci".to_owned(),
             Request::Container(container) => {
                 format!("image={}", escape(container.image.as_os_str().as_bytes()))
             }
@@ -81,6 +84,9 @@ impl Request {
     pub fn decode(text: &[u8]) -> Result<Request, Failure> {
         if text == NONE {
             return Ok(Request::Host);
+        }
+        if text == b"oci" {
+            return Ok(Request::SlurmRuntime);
         }
         let broken = |what: String| {
             Failure::new(format!("{VARIABLE}: {what}")).hint(
@@ -183,7 +189,11 @@ fn find_image(option: &str, name: &Path, directory: &Path, config: &Config) -> R
     }
     let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();
     let message = format!("{option}: no such image; tried {}", tried.join(", "));
-    Err(Failure::new(message).hint("a relative path starts at the directory where the job is submitted"))
+    Err(Failure::new(message).hint(if name.is_absolute() {
+        "it must exist on this node, and you must be able to see it"
+    } else {
+        "a relative path starts at the current directory"
+    }))
 }
 
 fn escape(bytes: &[u8]) -> String {
@@ -272,9 +282,13 @@ mod tests {
     #[test]
     fn every_request_survives_the_variable() {
         let all_bytes: Vec<u8> = b"/".iter().copied().chain(0x20..=0x7e).chain(0x80..=0xff).collect();
-        for request in
-            [Request::Host, container(b"/shared/tf.sqsh"), container(&all_bytes), container(b"/none")]
-        {
+        for request in [
+            Request::Host,
+            Request::SlurmRuntime,
+            container(b"/shared/tf.sqsh"),
+            container(&all_bytes),
+            container(b"/none"),
+        ] {
             let text = request.encode();
             assert!(text.bytes().all(|b| b.is_ascii_graphic()), "{text}");
             assert_eq!(Request::decode(text.as_bytes()), Ok(request));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use mizzen_core::Failure;
+use mizzen_core::failure::quote;
 
 use crate::options::{self, RunOptions};
 
@@ -95,7 +96,8 @@ pub struct ContainerArgs {
     /// Be root inside
     #[arg(long)]
     remap_root: bool,
-    /// Make the root writable; changes are kept in memory, up to SIZE, and end with the container
+    /// Make the root writable; changes are kept in memory, up to SIZE (512m, 2g; default 50% of the memory), and end
+    /// with the container
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "50%")]
     writable: Option<String>,
     /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
@@ -122,6 +124,12 @@ impl ContainerArgs {
         for text in &self.environment {
             environment.push(options::parse_env(text)?);
         }
+        if let Some(word) = self.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-")) {
+            let word = quote(word.as_encoded_bytes());
+            return Err(Failure::new(format!("{word}: not an option of mizzen, and no program"))
+                .hint("options stand before the image, the program and its arguments behind it"));
+        }
+        let writable = self.writable.as_deref().map(options::parse_size).transpose();
         Ok(RunOptions {
             image: self.image,
             command: self.command,
@@ -131,7 +139,8 @@ impl ContainerArgs {
             environment,
             clean_env: self.clean_env,
             remap_root: self.remap_root,
-            writable: self.writable,
+            writable: writable
+                .map_err(|failure| Failure { message: format!("--writable: {failure}"), ..failure })?,
             unshare: self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default(),
         })
     }

@@ -23,7 +23,23 @@ use mizzen_core::{Config, Failure};
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            // A wrong `mizzen run` must not look like a program that exits with 2.
+            let run = std::env::args_os().nth(1).is_some_and(|command| command == "run");
+            let code = if !error.use_stderr() {
+                0
+            } else if run {
+                125
+            } else {
+                2
+            };
+            return ExitCode::from(code);
+        }
+    };
+    let outcome = match cli.command {
         Command::Run(container) => return run(container),
         Command::Plan { json, container } => {
             container.into_options().and_then(|options| pipeline::prepare(&options)).and_then(|(plan, _)| {

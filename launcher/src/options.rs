@@ -5,7 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{cause, quote};
 
 /// Everything that shapes a container, apart from the site's settings.
 #[derive(Clone, Debug, Default)]
@@ -93,9 +93,7 @@ pub fn parse_mounts(text: &OsStr) -> Result<Vec<MountOption>, Failure> {
 
 fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     let bad = |why: &str| {
-        Failure::new(format!("--mount: \"{}\": {why}", quote(part))).hint(
-            "write SRC, SRC:DST or SRC:DST:FLAGS; several joined by commas; a literal : or , as \\: or \\,",
-        )
+        Failure::new(format!("--mount: \"{}\": {why}", quote(part))).hint("write SRC:DST:FLAGS with FLAGS like ro+noexec (ro, rw, noexec, squashfs, size=); several joined by commas")
     };
     if part.iter().any(u8::is_ascii_control) {
         return Err(bad("control character"));
@@ -133,8 +131,8 @@ fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
             "bind" | "rbind" | "nosuid" | "nodev" | "private" | "rprivate" => {}
             "squashfs" => squashfs = true,
             _ => match word.strip_prefix("size=") {
-                Some(limit) if !limit.is_empty() => size = Some(limit.to_owned()),
-                _ => return Err(bad(&format!("unknown flag \"{}\"", quote(word.as_bytes())))),
+                Some(limit) => size = Some(parse_size(limit).map_err(|failure| bad(&failure.message))?),
+                None => return Err(bad(&format!("unknown flag \"{}\"", quote(word.as_bytes())))),
             },
         }
     }
@@ -193,6 +191,10 @@ pub fn parse_env(text: &OsStr) -> Result<EnvOption, Failure> {
         Some(equals) => (&bytes[..equals], Some(&bytes[equals + 1..])),
         None => (bytes, None),
     };
+    if name.iter().any(|byte| byte.is_ascii_whitespace() || byte.is_ascii_control()) {
+        return Err(Failure::new(format!("--env: \"{}\": not a variable's name", quote(name)))
+            .hint("write NAME=VALUE, without `export` and without blanks before the ="));
+    }
     if name.is_empty() {
         return Err(Failure::new(format!("--env: \"{}\": the name is empty", quote(bytes)))
             .hint("write NAME=VALUE, or NAME for the host's value"));
@@ -207,7 +209,7 @@ pub fn parse_env(text: &OsStr) -> Result<EnvOption, Failure> {
 /// Reads a file of `NAME=VALUE` lines, as `docker --env-file` does: no quotes, no expansion, `#` comments.
 pub fn read_env_file(path: &Path) -> Result<Vec<EnvOption>, Failure> {
     let text = std::fs::read(path).map_err(|error| {
-        Failure::new(format!("--env-file: {}: {error}", quote(path.as_os_str().as_bytes())))
+        Failure::new(format!("--env-file: {}: {}", quote(path.as_os_str().as_bytes()), cause(&error)))
     })?;
     let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     lines
@@ -222,6 +224,17 @@ pub fn read_env_file(path: &Path) -> Result<Vec<EnvOption>, Failure> {
             })
         })
         .collect()
+}
+
+/// Checks a size for tmpfs: a number with k, m, g or % behind it, and not 0, which would mean no limit.
+pub fn parse_size(text: &str) -> Result<String, Failure> {
+    let digits = text.trim_end_matches(|c: char| "kmgKMG%".contains(c));
+    let good = digits.parse::<u64>().is_ok_and(|number| number > 0) && text.len() - digits.len() <= 1;
+    if good {
+        return Ok(text.to_owned());
+    }
+    Err(Failure::new(format!("\"{}\" is not a size", quote(text.as_bytes())))
+        .hint("write a number with k, m or g behind it, or a percentage of the node's memory: 512m, 2g, 50%"))
 }
 
 /// Parses the names in `--unshare pid,ipc,net,uts`.
@@ -299,6 +312,10 @@ mod tests {
 
     #[test]
     fn variables_are_parsed() {
+        assert_eq!(parse_size("512m"), Ok("512m".to_owned()));
+        for text in ["", "0", "m", "1m,size=9g", "10Q", "1mm", "-1"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
         assert_eq!(parse_env(OsStr::new("A=b=c")), Ok(EnvOption::Set("A".into(), "b=c".into())));
         assert_eq!(parse_env(OsStr::new("A")), Ok(EnvOption::FromHost("A".into())));
         assert_eq!(parse_env(OsStr::new("=x")).unwrap_err().message, "--env: \"=x\": the name is empty");

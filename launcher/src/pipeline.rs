@@ -17,25 +17,31 @@ use mizzen_squashfs::squashfs;
 
 use crate::image::{self, DirectoryTree, Kind, Metadata, Opened, Tree};
 use crate::options::RunOptions;
-use crate::plan::Plan;
+use crate::plan::{Plan, What};
 use crate::report_note;
-use crate::sandbox::{self, RootSource, Unstartable};
+use crate::sandbox::{self, RootSource, Sources, Unstartable};
 
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
-    let (plan, source) = prepare(options)?;
+    let (plan, sources) = prepare(options)?;
     plan.notes.iter().for_each(|note| report_note(note));
-    sandbox::run(&plan, source)
+    sandbox::run(&plan, sources)
 }
 
 /// Everything before the first side effect.
-pub fn prepare(options: &RunOptions) -> Result<(Plan, RootSource), Failure> {
+pub fn prepare(options: &RunOptions) -> Result<(Plan, Sources), Failure> {
     let host = Host::look();
     let image = Image::find(&options.image, &host)?;
     let metadata = image.metadata()?;
     image::check_architecture(&image.opened.path, &metadata)?;
     let plan = Plan::make(options, image.tree(), &metadata, &host).map_err(|failure| image.named(failure))?;
-    Ok((plan, image.into_source()))
+    let mut data = Vec::new();
+    for mount in &plan.mounts {
+        if let What::Squashfs(path) = &mount.what {
+            data.push(Arc::new(open_data(path)?));
+        }
+    }
+    Ok((plan, Sources { root: image.into_source(), data }))
 }
 
 /// An image that has been found and recognised.
@@ -99,7 +105,7 @@ impl Image {
 }
 
 /// A squashfs file for a data mount.
-pub fn open_data(path: &Path) -> Result<squashfs::Image, Failure> {
+fn open_data(path: &Path) -> Result<squashfs::Image, Failure> {
     let opened = image::identify(path)?;
     match opened.kind {
         Kind::Squashfs => open_squashfs(&opened, 0),

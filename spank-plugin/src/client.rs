@@ -86,7 +86,7 @@ fn component_request(
             spank::inform(
                 "--container is run by Slurm itself here (oci.conf); --container-image is mizzen's",
             );
-            return Ok(Some(Request::Host));
+            return Ok(Some(Request::SlurmRuntime));
         }
         (Some(value), _) => ("--container".to_owned(), value),
         (None, Some(option)) => option,
@@ -108,6 +108,7 @@ fn different_containers(one: &str, other: &str) -> Failure {
 fn show(request: &Option<Request>) -> String {
     match request {
         Some(Request::Container(container)) => quote(container.image.as_os_str().as_bytes()),
+        Some(Request::SlurmRuntime) => "Slurm's own runtime".to_owned(),
         Some(Request::Host) | None => "none".to_owned(),
     }
 }

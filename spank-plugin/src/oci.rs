@@ -2,12 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-/// Whether this Slurm is configured to run OCI bundles itself.
+/// Whether this Slurm is configured to run OCI bundles itself: oci.conf is beside the slurm.conf in use.
 pub fn slurm_runs_containers() -> bool {
-    // Slurm keeps oci.conf beside slurm.conf. Where that is was decided when Slurm was built, unless
-    // SLURM_CONF says otherwise; /run/slurm/conf is where nodes without a file of their own fetch it to.
-    let named = std::env::var_os("SLURM_CONF").map(PathBuf::from);
-    let beside_named = named.as_deref().and_then(Path::parent);
-    let usual = ["/etc/slurm", "/run/slurm/conf", "/usr/local/etc", "/etc"].map(Path::new);
-    beside_named.into_iter().chain(usual).any(|directory| directory.join("oci.conf").exists())
+    configuration_directory().is_some_and(|directory| directory.join("oci.conf").exists())
+}
+
+/// Where slurm.conf is: as SLURM_CONF says, else where Slurm was built to look, which only Slurm knows; so the usual
+/// places in turn. /run/slurm/conf is where nodes without files of their own fetch them to.
+fn configuration_directory() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("SLURM_CONF") {
+        return Path::new(&named).parent().map(Path::to_owned);
+    }
+    let usual = ["/etc/slurm", "/run/slurm/conf", "/usr/local/etc", "/etc"].map(PathBuf::from);
+    usual.into_iter().find(|directory| directory.join("slurm.conf").exists())
 }

@@ -123,7 +123,17 @@ fn exit_codes_and_signals_are_the_programs() {
     cluster.run("cp /usr/bin/id here");
     assert_failed(&run("./here"), 127, "mizzen: ./here: its dynamic linker is not in the container");
     assert_out(&cluster.run("echo from stdin | mizzen run /shared/bb.sqsh cat"), 0, "from stdin\n");
-    assert_eq!(cluster.run("mizzen run").code, 2);
+    assert_eq!(cluster.run("mizzen run").code, 125, "a wrong call must not look like a program's exit code");
+    assert_failed(&run("--mout /x true"), 125, "mizzen: --mout: not an option of mizzen, and no program");
+    assert_failed(&run("'echo hi'"), 127, "hint: all of it is taken as the program's name");
+    cluster.run("printf '#!/bin/sh\\r\\n' > dos; chmod +x dos");
+    assert_failed(&run("./dos"), 127, "its interpreter /bin/sh\\r is not in the container");
+    // Signals have their usual effect: a pipe that nobody reads ends its writer without a word.
+    let signals = "grep -E \"^Sig(Ign|Blk)\" /proc/self/status";
+    assert_out(&run(&format!("sh -c '{signals}'")), 0, &cluster.run(signals).stdout);
+    let pipe = run("sh -c 'yes | head -n 1'");
+    assert_eq!((pipe.stdout.as_str(), pipe.stderr.as_str()), ("y\n", ""));
+    assert_out(&cluster.run("trap '' CHLD; mizzen run --unshare pid /shared/bb.sqsh sh -c 'exit 4'"), 4, "");
 }
 
 #[test]
@@ -178,7 +188,18 @@ fn the_program_sees_what_it_expects() {
         0,
         "/shared/work/a\n",
     );
-    assert_out(&cluster.run("cd /usr; mizzen run /shared/bb.sqsh pwd"), 0, "/\n");
+    assert_out(&cluster.run("cd /usr; mizzen run /shared/bb.sqsh pwd"), 0, "/usr\n");
+    let nowhere = cluster.run("cd /usr/share; mizzen run /shared/bb.sqsh pwd");
+    assert_out(&nowhere, 0, "/\n");
+    assert!(
+        nowhere.stderr.contains("note: /usr/share is not in the container; the program starts in /"),
+        "{}",
+        nowhere.text()
+    );
+    assert_out(&cluster.run("cd /dev/shm; mizzen run /shared/bb.sqsh pwd"), 0, "/dev/shm\n");
+    assert_out(&cluster.run("mkdir sub; mizzen run -w sub /shared/bb.sqsh pwd"), 0, "/home/alice/sub\n");
+    // A home that is one of the image's directories stays the image's.
+    assert_out(&cluster.run("HOME=/usr mizzen run /shared/bb.sqsh sh -c 'ls /usr | wc -l'"), 0, "0\n");
     assert_out(&run("cat /etc/hosts"), 0, &cluster.run("cat /etc/hosts").stdout);
     // A user whom no file knows: the environment tells the name.
     let unknown = cluster.run_as_root("cd /tmp; HOME=/tmp USER=ldap setpriv --reuid 5555 --regid 5555 --clear-groups mizzen run /shared/bb.sqsh sh -c 'whoami; id'");
@@ -261,7 +282,10 @@ fn mounts_are_made_as_asked() {
         ("-e =x", "--env: \"=x\": the name is empty"),
         ("--env-file /no/such", "--env-file: /no/such: No such file or directory"),
         ("-w /no/such", "cannot start in /no/such (--workdir): No such file or directory"),
-        ("--writable=lots", "cannot mount a tmpfs (size=lots,mode=0755)"),
+        ("--writable=lots", "--writable: \"lots\" is not a size"),
+        ("--writable=1m,size=9g", "--writable: \"1m,size=9g\" is not a size"),
+        ("-m tmpfs:/x:size=10Q", "\"10Q\" is not a size"),
+        ("-e 'export A=1'", "--env: \"export A\": not a variable's name"),
     ] {
         let failed = run(options, "touch /tmp/ran");
         assert_failed(&failed, 125, message);
@@ -273,6 +297,15 @@ fn mounts_are_made_as_asked() {
         );
     }
     assert_eq!(cluster.run("ls /tmp/ran").stdout, "");
+    // A default gives way to the user's mount, and a device below /dev works.
+    let over = run("-m /tmp/data:/etc", "ls /etc");
+    assert!(over.code == 0 && over.stdout.contains("a\n"), "{}", over.text());
+    assert!(
+        over.stderr.contains("mizzen: note: /etc/hosts is left out: the mount of /etc has no such place"),
+        "{}",
+        over.text()
+    );
+    assert_out(&run("-m /dev/null:/dev/mine", "sh -c 'echo x > /dev/mine && echo written'"), 0, "written\n");
     // Mounted, but no more readable than on the host.
     assert_failed(&run("-m /etc/shadow:/etc/shadow", "cat /etc/shadow"), 1, "Permission denied");
 }
@@ -310,6 +343,13 @@ fn a_root_can_be_written_for_a_while() {
     assert_out(&killed, 0, "1\n");
     let nowhere = cluster.run("TMPDIR=/proc strace -o /dev/null -e inject=fsetxattr:error=EOPNOTSUPP mizzen run --writable /shared/bb.sqsh true");
     assert_failed(&nowhere, 125, "mizzen: --writable: /proc: cannot make a directory: ");
+    // An image of another owner, whose directories cannot be copied.
+    cluster.run_as_root("mkdir /shared/foreign; cp -a /home/alice/dir/. /shared/foreign; mkdir /shared/foreign/etc; chown -R 1234:1234 /shared/foreign");
+    assert_out(
+        &cluster.run("mizzen run --writable /shared/foreign /bin/sh -c 'echo x > /x; echo ok'"),
+        0,
+        "ok\n",
+    );
     assert_out(&run("--remap-root", "id -u"), 0, "0\n");
     assert_out(&run("--remap-root --writable", "sh -c 'touch /root/x; stat -c %u /root/x'"), 0, "0\n");
 }
@@ -334,7 +374,7 @@ fn the_environment_follows_the_policy() {
     cluster.run("printf '# comment\\nA=1\\n\\nB=two words\\r\\nFROM_IMAGE\\n' > env");
     assert_out(&run("--env-file env", "sh -c 'echo $A $B $FROM_IMAGE'"), 0, "1 two words host\n");
     assert_out(&run("", ""), 0, "entry point\n");
-    assert_out(&cluster.run("cd /usr; mizzen run /shared/oci.sqsh pwd"), 0, "/var\n");
+    assert_out(&cluster.run("cd /usr/share; mizzen run /shared/oci.sqsh pwd"), 0, "/var\n");
     let inspected = cluster.run("mizzen inspect /shared/oci.sqsh").stdout;
     for line in [
         "made by       oci",
@@ -381,6 +421,9 @@ fn namespaces_can_be_added() {
     assert_eq!(processes.stdout.lines().count(), 3, "a heading, process 1 and ps: {}", processes.text());
     assert_out(&run("--unshare pid", "sh -c 'exit 9'"), 9, "");
     assert_eq!(run("--unshare pid", "sh -c 'kill -TERM $$'").code, 143);
+    // Process 1 holds nothing that the program does not have.
+    let first = cluster.run("exec 7</etc/passwd; mizzen run --unshare pid --remap-root /shared/bb.sqsh sh -c 'ls /proc/1/fd; grep CapEff /proc/1/status'");
+    assert_out(&first, 0, "0\n1\n2\nCapEff:\t0000000000000000\n");
     assert_failed(&run("--unshare pid", "nosuch"), 127, "mizzen: nosuch: no such program");
     assert_out(&cluster.run("timeout -s TERM 1 mizzen run --unshare pid /shared/bb.sqsh sh -c 'trap \"echo caught; exit 3\" TERM; while :; do sleep 0.1; done'"), 124, "caught\n");
     assert_out(
@@ -445,13 +488,23 @@ fn the_file_server_belongs_to_the_container() {
          pkill -TERM -u alice mizzen-fuse; pkill -INT -u alice mizzen-fuse; kill -TERM $!; wait $!; wait $!",
     );
     assert!(term.stdout.contains("Busybox for tests"), "{}", term.text());
-    // Killed: an error, not a hang.
-    let killed = cluster.run(&format!(
-        "{start} kill -KILL $server; sleep 0.2; timeout 5 mizzen run /shared/bb.sqsh true; echo $?; kill %1"
-    ));
-    assert!(killed.stdout.contains("0\n"), "{}", killed.text());
-    let reader = cluster.run("mizzen run /shared/bb.sqsh sh -c 'sleep 1; timeout 5 cat /etc/os-release; echo $?' & sleep 0.5; pkill -KILL mizzen-fuse; wait");
-    assert!(reader.code == 0 || reader.text().contains("not connected"), "{}", reader.text());
+    // Killed: an error, not a hang; also when there is another server, and under an overlay.
+    for options in ["", "-m /shared/bb.sqsh:/mnt:squashfs", "--writable -m /shared/bb.sqsh:/mnt:squashfs"] {
+        let killed = cluster.run(&format!(
+            "mizzen run {options} /shared/bb.sqsh sh -c 'sleep 1; exec cat /etc/os-release' & sleep 0.5; \
+             pgrep mizzen-fuse | head -n 1 | xargs kill -KILL; wait $!"
+        ));
+        assert!(killed.code != 0 && !killed.stdout.contains("Busybox"), "{options}: {}", killed.text());
+        // The program's own pages come from the server too: without them it gets SIGBUS.
+        let told = killed.text().contains("not connected") || killed.code == 128 + 7;
+        assert!(told, "{options}: {}", killed.text());
+    }
+    // Nothing of the caller's is kept open: not its files, not the other server's connection.
+    let kept = cluster.run(
+        "exec 7</etc/passwd; mizzen run -m /shared/bb.sqsh:/mnt:squashfs /shared/bb.sqsh sleep 2 & sleep 0.5; \
+         for s in $(pgrep mizzen-fuse); do readlink /proc/$s/fd/* | grep -cE 'passwd|pipe' ; done; wait",
+    );
+    assert_eq!(kept.stdout, "1\n1\n", "its own end of a pipe each: {}", kept.text());
 }
 
 #[test]

@@ -429,7 +429,8 @@ fn leaves_slurms_own_runtime_alone(release: Release) {
         .write_everywhere("/etc/slurm/oci.conf", "RunTimeQuery=\"true\"\nRunTimeRun=\"echo slurm runs it\"\n")
         .unwrap();
     cluster.run_as_root("mkdir -p /shared/bundle/rootfs; echo '{\"ociVersion\":\"1.0.0\",\"root\":{\"path\":\"rootfs\"},\"process\":{},\"mounts\":[]}' > /shared/bundle/config.json");
-    let slurms = cluster.run("srun --container=/shared/bundle true");
+    let slurms = cluster.run("srun --container=/shared/bundle touch /shared/marker");
+    assert_eq!(cluster.run("ls /shared/marker").stdout, "", "{release}: ran on the host: {}", slurms.text());
     assert!(!slurms.stderr.contains("error: mizzen"), "{release}: {}", slurms.text());
     assert!(
         slurms.stderr.contains("mizzen: --container is run by Slurm itself here"),
@@ -438,4 +439,18 @@ fn leaves_slurms_own_runtime_alone(release: Release) {
     );
     let ours = cluster.run("srun --container-image=/shared/a.sqsh touch /shared/marker");
     assert_failed_closed(&cluster, "oci", &ours, &ours.stderr, "node1: /shared/a.sqsh: ");
+    // On the login node only, or not beside the slurm.conf in use: nobody would run the container.
+    cluster.run_as_root("cp -r /etc/slurm /shared/conf; rm /etc/slurm/oci.conf");
+    let elsewhere = cluster
+        .run("SLURM_CONF=/shared/conf/slurm.conf srun --container=/shared/bundle touch /shared/marker");
+    assert_failed_closed(
+        &cluster,
+        "oci on the login node",
+        &elsewhere,
+        &elsewhere.stderr,
+        "this node has no oci.conf",
+    );
+    cluster.write_everywhere("/etc/oci.conf", "").unwrap();
+    let stray = cluster.run("srun --container=/shared/a.sqsh touch /shared/marker");
+    assert_failed_closed(&cluster, "a stray oci.conf", &stray, &stray.stderr, "node1: /shared/a.sqsh: ");
 }

@@ -45,11 +45,12 @@ fn main() -> ExitCode {
 
 fn shell(args: &[&str]) -> Result<()> {
     let mut spec = Cluster::spec("shell");
-    match args {
-        [] => {}
-        [release] => spec.release = Release::parse(release)?,
-        [release, nodes] => (spec.release, spec.nodes) = (Release::parse(release)?, nodes.parse()?),
-        _ => bail!("too many arguments\n{USAGE}"),
+    for arg in args {
+        match arg.parse() {
+            Ok(nodes @ 1..=100) => spec.nodes = nodes,
+            Ok(_) => bail!("{arg}: a cluster has 1 to 100 nodes"),
+            Err(_) => spec.release = Release::parse(arg)?,
+        }
     }
     let (begin, nodes) = (Instant::now(), spec.nodes);
     let cluster = Cluster::start(spec)?;
@@ -88,7 +89,7 @@ fn demo() -> Result<()> {
         ),
         (
             "The same in batch jobs.",
-            "sbatch --wait --output=out.txt --container=/shared/tf.sqsh --wrap hostname; cat out.txt",
+            "sbatch --wait --output=out.txt --container=/shared/tf.sqsh --wrap hostname || { echo \"sbatch: $?\"; cat out.txt; }",
         ),
         ("And no node is drained.", "sinfo"),
     ] {

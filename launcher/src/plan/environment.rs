@@ -32,7 +32,7 @@ enum Rule {
 
 /// The first matching line decides; a name that ends in `*` stands for all that begin so. For a variable that
 /// matches no line the image's value holds, else the host's.
-const RULES: [(&str, Rule); 30] = [
+const RULES: [(&str, Rule); 32] = [
     ("HOME", Rule::Host),
     ("USER", Rule::Host),
     ("LOGNAME", Rule::Host),
@@ -60,7 +60,9 @@ const RULES: [(&str, Rule); 30] = [
     ("ENV", Rule::Drop),
     ("BASH_FUNC_*", Rule::Drop),
     ("PROMPT_COMMAND", Rule::Drop),
+    ("PYTHONHOME", Rule::Drop),
     ("XDG_DATA_DIRS", Rule::Drop),
+    ("XDG_RUNTIME_DIR", Rule::Drop),
     ("PWD", Rule::Drop),
     ("OLDPWD", Rule::Drop),
 ];

@@ -27,9 +27,16 @@ impl Identity {
 /// service. None: nothing to add.
 pub fn passwd_with_user(image: &[u8], identity: &Identity, host: &Host) -> Option<Vec<u8>> {
     let (uid, gid) = (identity.inside_uid, identity.inside_gid);
-    if has_id(image, uid) {
+    let names = names_of(image, uid);
+    // Root is root in every image.
+    if uid == 0 && !names.is_empty() || names.first() == Some(&host.user.as_bytes()) {
         return None;
     }
+    // An account of the image that happens to have the user's number would be taken for the user's name.
+    let others = image
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| !names.iter().any(|name| is_line_of(line, name)));
+    let image = &others.flatten().copied().collect::<Vec<u8>>()[..];
     let home = host.home.as_deref().map_or("/".into(), |home| home.display().to_string());
     let shell = host.shell.as_deref().map_or("/bin/sh".into(), |shell| shell.display().to_string());
     Some(with_line(image, &format!("{}:x:{uid}:{gid}::{home}:{shell}", host.user)))
@@ -38,18 +45,23 @@ pub fn passwd_with_user(image: &[u8], identity: &Identity, host: &Host) -> Optio
 /// The same for the group file and the primary group.
 pub fn group_with_primary(image: &[u8], identity: &Identity, host: &Host) -> Option<Vec<u8>> {
     let gid = identity.inside_gid;
-    if has_id(image, gid) {
+    if !names_of(image, gid).is_empty() {
         return None;
     }
     let name = host.group.clone().unwrap_or_else(|| host.user.clone());
     Some(with_line(image, &format!("{name}:x:{gid}:")))
 }
 
-/// Whether some line's third field is this number.
-fn has_id(file: &[u8], id: u32) -> bool {
+/// The first fields of the lines whose third field is this number.
+fn names_of(file: &[u8], id: u32) -> Vec<&[u8]> {
     let id = id.to_string();
-    file.split(|byte| *byte == b'\n')
-        .any(|line| line.split(|byte| *byte == b':').nth(2) == Some(id.as_bytes()))
+    let lines = file.split(|byte| *byte == b'\n');
+    let fields = lines.map(|line| line.split(|byte| *byte == b':').collect::<Vec<_>>());
+    fields.filter(|fields| fields.get(2) == Some(&id.as_bytes())).map(|fields| fields[0]).collect()
+}
+
+fn is_line_of(line: &[u8], name: &[u8]) -> bool {
+    line.split(|byte| *byte == b':').next() == Some(name)
 }
 
 fn with_line(file: &[u8], line: &str) -> Vec<u8> {
@@ -75,6 +87,9 @@ mod tests {
         assert_eq!(made, b"root:x:0:0:root:/root:/bin/sh\nalice:x:2001:2100::/home/alice:/bin/sh\n");
         assert_eq!(passwd_with_user(&made, &identity, &host), None);
         assert_eq!(passwd_with_user(image, &Identity::new(&host, true), &host), None);
+        let same_number = b"ubuntu:x:2001:1::/:/bin/sh\nroot:x:0:0::/root:/bin/sh\n";
+        let made = passwd_with_user(same_number, &identity, &host).unwrap();
+        assert_eq!(made, b"root:x:0:0::/root:/bin/sh\nalice:x:2001:2100::/home/alice:/bin/sh\n");
         assert_eq!(group_with_primary(b"", &identity, &host).unwrap(), b"alice:x:2100:\n");
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 
 use crate::host::Host;
-use crate::image::{Metadata, Tree, resolve};
+use crate::image::{Entry, Metadata, Tree, resolve};
 use crate::options::{MountFlags, RunOptions, Unshare};
 
 pub use environment::Variable;
@@ -68,8 +68,9 @@ pub enum Root {
 pub struct Skeleton {
     /// The directory, absolute inside, without symbolic links.
     pub directory: PathBuf,
-    /// Its entries in the image; none under a writable root, where the additions are simply made.
-    pub entries: Vec<(OsString, SkeletonEntry)>,
+    /// Its entries in the image, for kernels that cannot add a layer to it; none if there are too many, or the root is
+    /// writable and a layer is needed anyway.
+    pub entries: Option<Vec<(OsString, SkeletonEntry)>>,
     /// What is added: absolute inside.
     pub added: Vec<(PathBuf, Shape)>,
 }
@@ -154,7 +155,7 @@ impl Plan {
             Some(size) => Root::Writable { size: size.clone() },
         };
         let skeletons = mounts::skeletons(&mounts, tree, &root)?;
-        let workdir = decide_workdir(options, metadata, host, &mounts);
+        let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let environment = environment::decide(options, metadata, host, &workdir.value);
         let command = decide_command(options, tree, metadata, host);
         for line in &metadata.not_understood {
@@ -168,23 +169,48 @@ impl Plan {
 /// The current directory, where it is visible inside; else the image's own.
 fn decide_workdir(
     options: &RunOptions,
+    tree: &dyn Tree,
     metadata: &Metadata,
     host: &Host,
     mounts: &[Mount],
+    notes: &mut Vec<String>,
 ) -> Explained<PathBuf> {
     if let Some(workdir) = &options.workdir {
-        return Explained { value: workdir.clone(), why: "--workdir".to_owned() };
+        let value = host.cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
+        return Explained { value, why: "--workdir".to_owned() };
     }
-    let visible = |cwd: &&PathBuf| {
-        mounts.iter().any(|mount| match &mount.what {
-            What::Bind { source, .. } => source == &mount.target && cwd.starts_with(source),
-            _ => false,
-        })
+    if let Some(cwd) = host.cwd.as_ref().filter(|cwd| visible(cwd, tree, mounts)) {
+        return Explained { value: cwd.clone(), why: "the current directory".to_owned() };
+    }
+    let chosen = match &metadata.workdir {
+        Some(workdir) => Explained { value: workdir.clone(), why: "the image's".to_owned() },
+        None => Explained { value: PathBuf::from("/"), why: "default".to_owned() },
     };
-    match (host.cwd.as_ref().filter(visible), &metadata.workdir) {
-        (Some(cwd), _) => Explained { value: cwd.clone(), why: "the current directory".to_owned() },
-        (None, Some(workdir)) => Explained { value: workdir.clone(), why: "the image's".to_owned() },
-        (None, None) => Explained { value: PathBuf::from("/"), why: "default".to_owned() },
+    match &host.cwd {
+        Some(cwd) if cwd == Path::new("/") => {}
+        Some(cwd) => {
+            let (cwd, chosen) = (cwd.display(), chosen.value.display());
+            notes.push(format!("{cwd} is not in the container; the program starts in {chosen}"));
+        }
+        None => notes.push(format!("no current directory; the program starts in {}", chosen.value.display())),
+    }
+    chosen
+}
+
+/// Whether a directory of the host is the same inside, or, where no mount covers it, is one of the image.
+fn visible(directory: &Path, tree: &dyn Tree, mounts: &[Mount]) -> bool {
+    let Ok(resolved) = resolve(tree, directory) else { return false };
+    // Below a mount the image's links do not count.
+    let inside = [directory, resolved.path.as_path()];
+    let enclosing =
+        mounts.iter().rev().find(|mount| inside.iter().any(|path| path.starts_with(&mount.target)));
+    match enclosing.map(|mount| (&mount.what, &mount.target)) {
+        None => matches!(resolved.entry, Some(Entry::Directory)),
+        Some((What::Bind { source, .. }, target)) => inside
+            .iter()
+            .any(|path| path.strip_prefix(target).is_ok_and(|below| source.join(below) == directory)),
+        Some((What::Devices(devices), _)) => devices.iter().any(|device| directory.starts_with(device)),
+        Some(_) => false,
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{cause, quote};
 
 use super::{Identity, Mount, Root, Shape, Skeleton, SkeletonEntry, What, identity};
 use crate::host::Host;
@@ -36,10 +36,24 @@ pub fn decide(
     for option in &options.mounts {
         wanted.push(from_option(option, host)?);
     }
+    // Parents first, so that what lies in a mount of the host is known; of equals the later one stays the later one.
+    wanted.sort_by(|one, other| one.target.cmp(&other.target));
     let mut placed: BTreeMap<PathBuf, Mount> = BTreeMap::new();
     for mount in wanted {
-        let target = place(&mount, tree)?.path;
         let mine = mount.why == OPTION;
+        let outer = placed.values().rev().find(|outer| lies_in(&mount.target, &outer.target)).cloned();
+        let target = match outer {
+            // Links of the image do not count below a mount.
+            Some(outer) if !exists_in(&outer, &mount) && mine => return Err(missing_in(&outer, &mount)),
+            // A default that has lost its place to a mount of the user.
+            Some(outer) if !exists_in(&outer, &mount) => {
+                let (left_out, outer) = (shown(&mount.target), shown(&outer.target));
+                notes.push(format!("{left_out} is left out: the mount of {outer} has no such place"));
+                continue;
+            }
+            Some(_) => mount.target.clone(),
+            None => place(&mount, tree)?.path,
+        };
         if mine {
             refuse_kernel_directories(&mount, &target)?;
         }
@@ -98,19 +112,27 @@ fn defaults(
             mounts.push(Mount { flags: read_only, why, ..default(What::File(content), file) });
         }
     }
-    if let Some(home) = host.home.as_deref().filter(|home| !options.no_home && *home != Path::new("/")) {
+    let home = host.home.as_deref().filter(|home| !options.no_home && !image_owned(home));
+    if let Some(home) = home {
         mounts.push(Mount { why: "default: the home directory".to_owned(), ..bind(home, Shape::Directory) });
     }
     if let Some(cwd) = &host.cwd {
-        let image_owned = cwd == Path::new("/") || IMAGE_OWNED.iter().any(|owned| cwd.starts_with(owned));
         let covered = mounts.iter().any(|other| cwd.starts_with(&other.target));
-        let left_out = options.no_home && host.home.as_deref().is_some_and(|home| cwd.starts_with(home));
-        if !image_owned && !covered && !left_out {
+        let near_home = |home: &Path| cwd.starts_with(home) || home.starts_with(cwd);
+        let left_out = options.no_home && host.home.as_deref().is_some_and(near_home);
+        // /var or /opt as a whole would hide the image's.
+        let hides_image = cwd.components().count() == 2 && matches!(tree.entry(cwd), Ok(Some(_)));
+        if !image_owned(cwd) && !covered && !left_out && !hides_image {
             let why = "default: the current directory".to_owned();
             mounts.push(Mount { why, ..bind(cwd, Shape::Directory) });
         }
     }
     Ok(mounts)
+}
+
+/// Whether a path of the host means the image's inside.
+fn image_owned(path: &Path) -> bool {
+    path == Path::new("/") || IMAGE_OWNED.iter().any(|owned| path.starts_with(owned))
 }
 
 fn from_option(option: &MountOption, host: &Host) -> Result<Mount, Failure> {
@@ -119,7 +141,9 @@ fn from_option(option: &MountOption, host: &Host) -> Result<Mount, Failure> {
         let path = absolute(path);
         match path.metadata() {
             Ok(found) => Ok((path, found)),
-            Err(error) => Err(Failure::new(format!("--mount: {}: {error}", shown(&path)))),
+            Err(error) => Err(Failure::new(format!("--mount: {}: {}", shown(&path), cause(&error))).hint(
+                "a relative source starts at the current directory; flags are joined by +, mounts by commas",
+            )),
         }
     };
     let (what, target) = match &option.source {
@@ -183,8 +207,7 @@ fn refuse_kernel_directories(mount: &Mount, target: &Path) -> Result<(), Failure
 pub fn skeletons(mounts: &[Mount], tree: &dyn Tree, root: &Root) -> Result<Vec<Skeleton>, Failure> {
     let mut missing: BTreeMap<PathBuf, Vec<(PathBuf, Shape)>> = BTreeMap::new();
     for mount in mounts {
-        if let Some(outer) = enclosing(mounts, mount) {
-            exists_in(outer, mount)?;
+        if mounts.iter().any(|outer| lies_in(&mount.target, &outer.target)) {
             continue;
         }
         let resolved = resolve(tree, &mount.target).map_err(|error| in_image(&mount.target, error))?;
@@ -195,7 +218,7 @@ pub fn skeletons(mounts: &[Mount], tree: &dyn Tree, root: &Root) -> Result<Vec<S
     let mut skeletons = Vec::new();
     for (directory, added) in missing {
         let entries = match root {
-            Root::Writable { .. } => Vec::new(),
+            Root::Writable { .. } => None,
             Root::ReadOnly => entries_of(&directory, tree)?,
         };
         skeletons.push(Skeleton { directory, entries, added });
@@ -203,33 +226,31 @@ pub fn skeletons(mounts: &[Mount], tree: &dyn Tree, root: &Root) -> Result<Vec<S
     Ok(skeletons)
 }
 
-/// The innermost other mount that a mount lies in.
-fn enclosing<'a>(mounts: &'a [Mount], inner: &Mount) -> Option<&'a Mount> {
-    mounts.iter().rev().find(|outer| outer.target != inner.target && inner.target.starts_with(&outer.target))
+fn lies_in(inner: &Path, outer: &Path) -> bool {
+    inner != outer && inner.starts_with(outer)
 }
 
-/// A mount point below a mounted directory must exist there: it is not ours to make on the host.
-fn exists_in(outer: &Mount, inner: &Mount) -> Result<(), Failure> {
+/// Whether a mount below another has a place there: on the host that is not ours to make.
+fn exists_in(outer: &Mount, inner: &Mount) -> bool {
     let relative = inner.target.strip_prefix(&outer.target).unwrap_or(&inner.target);
-    let exists = match &outer.what {
+    match &outer.what {
         What::Bind { source, .. } => source.join(relative).exists(),
         What::Tmpfs(_) | What::Devices(_) => true, // empty and ours: made when it is mounted
         What::Proc | What::File(_) | What::Squashfs(_) => true, // found out when it is mounted
-    };
-    if exists {
-        return Ok(());
     }
-    let message =
-        format!("--mount: {} does not exist in the mount of {}", shown(&inner.target), shown(&outer.target));
-    Err(Failure::new(message).hint("make it on the host first, or choose another destination"))
 }
 
-fn entries_of(directory: &Path, tree: &dyn Tree) -> Result<Vec<(OsString, SkeletonEntry)>, Failure> {
+fn missing_in(outer: &Mount, inner: &Mount) -> Failure {
+    let message =
+        format!("--mount: {} does not exist in the mount of {}", shown(&inner.target), shown(&outer.target));
+    Failure::new(message).hint("make it on the host first, or choose another destination")
+}
+
+/// None: too many.
+fn entries_of(directory: &Path, tree: &dyn Tree) -> Result<Option<Vec<(OsString, SkeletonEntry)>>, Failure> {
     let listed = tree.list(directory).map_err(|error| in_image(directory, error))?;
     if listed.len() > SKELETON_LIMIT {
-        let message =
-            format!("{} has too many entries ({}) to add a mount point", shown(directory), listed.len());
-        return Err(Failure::new(message).hint("use --writable, or mount somewhere else"));
+        return Ok(None);
     }
     let mut entries = Vec::new();
     for (name, entry) in listed {
@@ -244,11 +265,11 @@ fn entries_of(directory: &Path, tree: &dyn Tree) -> Result<Vec<(OsString, Skelet
             Entry::Other => {} // a device or socket of an image is of no use inside
         }
     }
-    Ok(entries)
+    Ok(Some(entries))
 }
 
 fn in_image(path: &Path, error: io::Error) -> Failure {
-    Failure::new(format!("{} in the image: {error}", shown(path)))
+    Failure::new(format!("{} in the image: {}", shown(path), cause(&error)))
 }
 
 fn shown(path: &Path) -> String {

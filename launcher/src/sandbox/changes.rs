@@ -50,7 +50,7 @@ fn memory_will_do() -> bool {
 
 fn remove_at_the_end(path: PathBuf) -> std::io::Result<()> {
     let program = sys::pidfd_of_self()?;
-    sys::spawn_detached(move || {
+    sys::spawn_detached(&[program.as_fd()], || {
         let mut ended = [PollFd::new(program.as_fd(), PollFlags::POLLIN)];
         while poll(&mut ended, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
         make_removable(&path);

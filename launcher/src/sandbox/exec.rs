@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 use nix::unistd::{chdir, execve};
 
 use crate::plan::Plan;
@@ -56,7 +57,12 @@ fn prepare(plan: &Plan) -> Result<(Vec<CString>, Vec<CString>), Failure> {
         text(&line)
     });
     let environment = environment.collect::<Result<_, _>>()?;
+    // The standard streams alone, and the descriptor over which Slurm's PMI2 talks to the program.
+    let pmi: Option<i32> = variable(plan, "PMI_FD").to_str().and_then(|number| number.parse().ok());
     sys::close_on_exec_from(3).map_err(|error| Failure::new(format!("cannot close descriptors: {error}")))?;
+    pmi.filter(|fd| *fd > 2).into_iter().for_each(sys::keep_through_exec);
+    sys::reset_signal(Signal::SIGPIPE)
+        .map_err(|error| Failure::new(format!("cannot reset SIGPIPE: {error}")))?;
     nix::sys::prctl::set_no_new_privs()
         .map_err(|errno| Failure::new(format!("cannot set no_new_privs: {}", errno.desc())))?;
     Ok((argv, environment))
@@ -83,7 +89,9 @@ fn execute(plan: &Plan, argv: &[CString], environment: &[CString]) -> Unstartabl
             let failure =
                 Failure::new(format!("{}: no such program in the container", quote(name.as_bytes())));
             let path = variable(plan, "PATH");
-            let hint = if name.as_bytes().contains(&b'/') {
+            let hint = if name.as_bytes().contains(&b' ') {
+                "all of it is taken as the program's name; leave the quotes away, or use sh -c".to_owned()
+            } else if name.as_bytes().contains(&b'/') {
                 "the path is looked up inside the container; --mount brings files of the host".to_owned()
             } else {
                 format!("PATH is {} there", quote(path.as_bytes()))
@@ -116,7 +124,10 @@ fn not_executable(path: &Path, errno: Errno) -> Unstartable {
         Errno::ENOENT => match interpreter(path) {
             Some(interpreter) => {
                 let missing = quote(&interpreter);
-                (127, format!("{shown}: its interpreter {missing} is not in the container"), None)
+                let dos = interpreter
+                    .ends_with(b"\r")
+                    .then_some("the script has DOS line ends; dos2unix changes them");
+                (127, format!("{shown}: its interpreter {missing} is not in the container"), dos)
             }
             None => (
                 127,
@@ -142,6 +153,6 @@ fn interpreter(path: &Path) -> Option<Vec<u8>> {
     let mut head = vec![0; 256];
     let read = std::io::Read::read(&mut fs::File::open(path).ok()?, &mut head).ok()?;
     let line = head[..read].split(|byte| *byte == b'\n').next()?.strip_prefix(b"#!")?;
-    let word = line.trim_ascii().split(|byte| byte.is_ascii_whitespace()).next()?;
+    let word = line.trim_ascii_start().split(|byte| b" \t".contains(byte)).next()?;
     Some(OsString::from_vec(word.to_vec()).into_vec())
 }

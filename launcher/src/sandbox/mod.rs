@@ -18,9 +18,10 @@ use std::sync::Arc;
 
 use mizzen_core::Failure;
 use mizzen_squashfs::squashfs;
+use nix::sys::signal::Signal;
 
-use crate::pipeline::open_data;
-use crate::plan::{Plan, Root, What};
+use crate::plan::{Plan, Root};
+use crate::sys;
 
 pub use exec::Unstartable;
 pub use namespaces::{new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace};
@@ -34,11 +35,22 @@ pub enum RootSource {
     Directory(PathBuf),
 }
 
+/// What a container is made of, opened.
+pub struct Sources {
+    /// The image.
+    pub root: RootSource,
+    /// The files of the plan's squashfs mounts, in their order.
+    pub data: Vec<Arc<squashfs::Image>>,
+}
+
 /// Becomes the program in its container. Returns only if that failed, or, with process ids of its own, with the
 /// program's exit code.
-pub fn run(plan: &Plan, source: RootSource) -> Result<i32, Unstartable> {
+pub fn run(plan: &Plan, sources: Sources) -> Result<i32, Unstartable> {
+    // A caller that ignores it would have our own children vanish without a word.
+    sys::reset_signal(Signal::SIGCHLD)
+        .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
     namespaces::new_user(&plan.identity)?;
-    let servers = Servers::start(plan, source)?;
+    let servers = Servers::start(plan, sources)?;
     namespaces::new_mounts_and_others(plan.unshare)?;
     if plan.unshare.pid {
         return Ok(pid1::run(plan, servers)?);
@@ -57,8 +69,8 @@ struct Servers {
 }
 
 impl Servers {
-    fn start(plan: &Plan, source: RootSource) -> Result<Servers, Failure> {
-        let root = match source {
+    fn start(plan: &Plan, sources: Sources) -> Result<Servers, Failure> {
+        let root = match sources.root {
             RootSource::Squashfs(image) => {
                 let first_files = warm::first_files(plan, &image);
                 root::Source::Served(Server::start(image, first_files, &plan.identity)?)
@@ -66,10 +78,8 @@ impl Servers {
             RootSource::Directory(path) => root::Source::Directory(path),
         };
         let mut data = Vec::new();
-        for mount in &plan.mounts {
-            if let What::Squashfs(path) = &mount.what {
-                data.push(Server::start(Arc::new(open_data(path)?), Vec::new(), &plan.identity)?);
-            }
+        for image in sources.data {
+            data.push(Server::start(image, Vec::new(), &plan.identity)?);
         }
         let changes = match plan.root {
             Root::Writable { .. } => changes::on_disk_if_needed()?,

@@ -110,6 +110,7 @@ pub fn apply(
         }
         let mounted = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
         let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        flags.set(MsFlags::MS_NODEV, !target.starts_with("/dev")); // a device that the user asks for must work
         flags.set(MsFlags::MS_RDONLY, mount.flags.read_only);
         flags.set(MsFlags::MS_NOEXEC, mount.flags.no_exec);
         restrict(mounted.as_fd(), target, flags)?;

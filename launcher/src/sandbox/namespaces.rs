@@ -48,7 +48,7 @@ pub fn new_mounts_and_others(others: Unshare) -> Result<(), Failure> {
     }
     unshare(flags).map_err(|errno| {
         Failure::new(format!("cannot make the container's namespaces: {}", errno.desc()))
-            .hint("`mizzen doctor` tells what is missing")
+            .hint(hint_for_user_namespace(io::Error::from(errno).raw_os_error().unwrap_or(0)))
     })?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .map_err(|errno| Failure::new(format!("cannot make the mounts private: {}", errno.desc())))?;

@@ -1,8 +1,12 @@
 //! A container with process ids of its own. Its process 1 is ours: it starts the program, collects what the
 //! program leaves behind, and ends with it. The launcher stays outside, hands signals on and waits.
 
+use std::io::PipeReader;
+use std::os::fd::{AsFd, AsRawFd};
+
 use mizzen_core::Failure;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -11,7 +15,7 @@ use super::{Servers, enter_root, exec};
 use crate::plan::Plan;
 use crate::{report, sys};
 
-/// Signals that are handed on to the program. Those of the terminal reach it by themselves.
+/// Signals that are handed on to the program, unless they come from the terminal, which sends them to all.
 const HANDED_ON: [Signal; 6] =
     [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGINT, Signal::SIGQUIT];
 
@@ -20,14 +24,25 @@ pub fn run(plan: &Plan, servers: Servers) -> Result<i32, Failure> {
     let watched = watched_signals();
     let failed = |what: &str, error: std::io::Error| Failure::new(format!("cannot {what}: {error}"));
     watched.thread_block().map_err(|errno| failed("block signals", errno.into()))?;
-    let init = sys::spawn_child(|| init(plan, servers, &watched))
-        .map_err(|error| failed("start process 1", error))?;
-    wait_and_hand_on(init, &watched, Some(init))
-        .map_err(|errno| failed("wait for the container", errno.into()))
+    let (launcher_lives, held_open) = std::io::pipe().map_err(|error| failed("make a pipe", error))?;
+    let held = held_open.as_raw_fd();
+    let process_1 = || {
+        // The launcher's end must be the launcher's alone.
+        let _ = nix::unistd::close(held);
+        init(plan, servers, &watched, &launcher_lives)
+    };
+    let child = sys::spawn_child(process_1).map_err(|error| failed("start process 1", error))?;
+    wait_and_hand_on(child, &watched, Some(child)).map_err(|error| failed("wait for the container", error))
 }
 
 /// Process 1. It mounts, because the new procfs must be that of its own process ids.
-fn init(plan: &Plan, servers: Servers, watched: &SigSet) -> i32 {
+fn init(plan: &Plan, servers: Servers, watched: &SigSet, launcher_lives: &PipeReader) -> i32 {
+    // The container ends with its launcher, also if that is killed; before this line the pipe tells.
+    let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+    let mut launcher = [PollFd::new(launcher_lives.as_fd(), PollFlags::POLLIN)];
+    if poll(&mut launcher, PollTimeout::ZERO) != Ok(0) {
+        return 125;
+    }
     if let Err(failure) = enter_root(plan, servers) {
         report(&failure);
         return 125;
@@ -39,7 +54,13 @@ fn init(plan: &Plan, servers: Servers, watched: &SigSet) -> i32 {
         i32::from(unstartable.code)
     });
     match program {
-        Ok(program) => wait_and_hand_on(program, watched, None).unwrap_or(125),
+        Ok(program) => {
+            // Process 1 is the container's to look at: it has nothing that the program does not have.
+            sys::close_from(3);
+            let _ = nix::sys::prctl::set_no_new_privs();
+            let _ = sys::drop_capabilities();
+            wait_and_hand_on(program, watched, None).unwrap_or(125)
+        }
         Err(error) => {
             report(&Failure::new(format!("cannot start the program: {error}")));
             125
@@ -56,13 +77,13 @@ fn watched_signals() -> SigSet {
 }
 
 /// Waits for `child`. `only` limits what is collected: process 1 collects everything, others their child alone.
-fn wait_and_hand_on(child: Pid, watched: &SigSet, only: Option<Pid>) -> nix::Result<i32> {
+fn wait_and_hand_on(child: Pid, watched: &SigSet, only: Option<Pid>) -> std::io::Result<i32> {
     loop {
-        let signal = watched.wait()?;
+        let (signal, from_kernel) = sys::wait_for_signal(watched)?;
         if signal != Signal::SIGCHLD {
-            match kill(child, signal) {
+            match if from_kernel { Ok(()) } else { kill(child, signal) } {
                 Ok(()) | Err(Errno::ESRCH) => continue,
-                Err(errno) => return Err(errno),
+                Err(errno) => return Err(errno.into()),
             }
         }
         loop {
@@ -73,7 +94,7 @@ fn wait_and_hand_on(child: Pid, watched: &SigSet, only: Option<Pid>) -> nix::Res
                 Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => return Ok(128 + signal as i32),
                 Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => break,
                 Ok(_) => {}
-                Err(errno) => return Err(errno),
+                Err(errno) => return Err(errno.into()),
             }
         }
     }

@@ -69,8 +69,7 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
         }
         Root::Writable { size } => {
             make_directory(Path::new(ROOT))?;
-            writable(image, size, changes)?;
-            add_places(plan, Path::new(ROOT))?;
+            writable(plan, image, size, changes)?;
             Path::new(ROOT)
         }
     };
@@ -112,7 +111,7 @@ fn enter_workshop() -> Result<(), Failure> {
 }
 
 /// An overlay over the image; what is written stays in memory, or on disk.
-fn writable(image: &Path, size: &str, on_disk: Option<OwnedFd>) -> Result<(), Failure> {
+fn writable(plan: &Plan, image: &Path, size: &str, on_disk: Option<OwnedFd>) -> Result<(), Failure> {
     let changes = Path::new("/changes");
     make_directory(changes)?;
     match on_disk {
@@ -126,8 +125,10 @@ fn writable(image: &Path, size: &str, on_disk: Option<OwnedFd>) -> Result<(), Fa
     for directory in ["upper", "work"] {
         make_directory(&changes.join(directory))?;
     }
-    let options =
-        format!("lowerdir={},upperdir=/changes/upper,workdir=/changes/work,userxattr", image.display());
+    // The mount points are a layer too: made through the overlay they would copy the image's directories, whose owner
+    // may be one that the container does not know.
+    let lower = layer_of_places(plan, image)?;
+    let options = format!("{lower},upperdir=/changes/upper,workdir=/changes/work,userxattr");
     overlay(&options, MsFlags::empty()).map_err(|errno| {
         Failure::new(format!("--writable: cannot mount an overlay: {}", errno.desc()))
             .hint("overlays in user namespaces need Linux 5.11; run without --writable")
@@ -136,11 +137,16 @@ fn writable(image: &Path, size: &str, on_disk: Option<OwnedFd>) -> Result<(), Fa
 
 /// The missing mount points in a layer over the image. False where the kernel cannot do that.
 fn overlaid_with_places(plan: &Plan, image: &Path) -> Result<bool, Failure> {
+    let lower = layer_of_places(plan, image)?;
+    Ok(overlay(&format!("{lower},userxattr"), MsFlags::MS_RDONLY).is_ok())
+}
+
+/// A directory with the missing mount points, and the overlay's option for it and the image.
+fn layer_of_places(plan: &Plan, image: &Path) -> Result<String, Failure> {
     let places = Path::new("/places");
     make_directory(places)?;
     add_places(plan, places)?;
-    let options = format!("lowerdir={}:{},userxattr", places.display(), image.display());
-    Ok(overlay(&options, MsFlags::MS_RDONLY).is_ok())
+    Ok(format!("lowerdir={}:{}", places.display(), image.display()))
 }
 
 fn overlay(options: &str, flags: MsFlags) -> nix::Result<()> {
@@ -177,7 +183,12 @@ fn rebuilt_with_places(plan: &Plan, image: &Path) -> Result<(), Failure> {
 }
 
 fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Failure> {
-    for (name, entry) in &skeleton.entries {
+    let Some(entries) = &skeleton.entries else {
+        let directory = skeleton.directory.display();
+        return Err(Failure::new(format!("{directory} has too many entries to add a mount point"))
+            .hint("overlays in user namespaces (Linux 5.11) have no such limit; or mount somewhere else"));
+    };
+    for (name, entry) in entries {
         let take_over = || -> nix::Result<()> {
             match entry {
                 SkeletonEntry::Link(target) => symlinkat(target.as_path(), new, name.as_os_str()),

@@ -3,16 +3,17 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{PipeWriter, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mizzen_core::Failure;
+use mizzen_core::failure::cause;
 use mizzen_squashfs::{fuse, squashfs};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout};
+use nix::unistd::Pid;
 
 use super::warm;
 use crate::plan::Identity;
@@ -33,24 +34,26 @@ impl Server {
         first_files: Vec<PathBuf>,
         identity: &Identity,
     ) -> Result<Server, Failure> {
-        let broken = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
+        let broken = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {}", cause(&error)));
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
             broken("cannot open /dev/fuse", error)
                 .hint("load the kernel module fuse, and give /dev/fuse mode 0666")
         })?;
-        let (mut wait, go) = std::io::pipe().map_err(|error| broken("cannot make a pipe", error))?;
+        let (wait, go) = std::io::pipe().map_err(|error| broken("cannot make a pipe", error))?;
         let (uid, gid) = (identity.inside_uid, identity.inside_gid);
         let owner = fuse::Owner::Fixed { uid, gid };
-        let served = device.try_clone().map_err(|error| broken("cannot copy a descriptor", error))?;
-        let parent_end = go.as_raw_fd();
-        sys::spawn_detached(move || {
-            become_server(parent_end);
+        let keep = [device.as_fd(), wait.as_fd(), image.file()];
+        sys::spawn_detached(&keep, || {
+            become_server();
             let warming = Arc::clone(&image);
             std::thread::spawn(move || warm::read(&warming, &first_files));
+            let mut wait = &wait;
             // One byte says that the mount is there; the end of the pipe, that there will be none.
             if wait.read_exact(&mut [0]).is_ok() {
                 // Damage in the image has nobody to be told to here; who reads it gets EIO.
-                let _ = fuse::serve(served.into(), image, owner, threads(), &|_| {});
+                if let Ok(device) = device.try_clone() {
+                    let _ = fuse::serve(device.into(), Arc::clone(&image), owner, threads(), &|_| {});
+                }
             }
         })
         .map_err(|error| broken("cannot start the file server", error))?;
@@ -79,12 +82,7 @@ fn threads() -> usize {
 }
 
 /// Leaves everything behind that belongs to the job's program rather than to a server for all its tasks.
-fn become_server(parent_end_of_pipe: i32) {
-    // The other end of the pipe must be the parent's alone, or its death would go unnoticed.
-    let _ = nix::unistd::close(parent_end_of_pipe);
-    if let Ok(null) = OpenOptions::new().read(true).write(true).open("/dev/null") {
-        let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
-    }
+fn become_server() {
     let _ = nix::unistd::chdir("/");
     // Task 0 may be pinned to one CPU; the server may use all that the step has, to which the kernel limits this.
     let mut all = CpuSet::new();

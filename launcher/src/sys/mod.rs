@@ -4,27 +4,24 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigHandler, SigSet, Signal};
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, fork, setsid};
+use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.
 fn fork_single_threaded() -> io::Result<ForkResult> {
-    // SAFETY: no other thread exists that could hold a lock in the child; `is_single_threaded` is checked.
-    if !is_single_threaded() {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("fork in a program with several threads"));
     }
-    // SAFETY: see above.
+    // SAFETY: no other thread exists that could hold a lock in the child.
     Ok(unsafe { fork() }?)
 }
 
-fn is_single_threaded() -> bool {
-    std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
-}
-
 /// Runs `work` in a process that is nobody's child: the program that this process becomes must not find a child
-/// that it did not start. The process has its own session and blocks every signal but KILL and STOP.
-pub fn spawn_detached(work: impl FnOnce()) -> io::Result<()> {
+/// that it did not start. The process has its own session, blocks every signal but KILL and STOP, and has no
+/// descriptors but those in `keep` and /dev/null as its standard streams: a forgotten one would keep alive what
+/// others wait to see ended.
+pub fn spawn_detached(keep: &[BorrowedFd], work: impl FnOnce()) -> io::Result<()> {
     match fork_single_threaded()? {
         ForkResult::Parent { child } => {
             waitpid(child, None)?;
@@ -34,6 +31,7 @@ pub fn spawn_detached(work: impl FnOnce()) -> io::Result<()> {
             let _ = setsid();
             let _ = SigSet::all().thread_block();
             if let Ok(ForkResult::Child) = fork_single_threaded() {
+                keep_only(keep);
                 // A panic ends this process and must not run the parent's destructors.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             }
@@ -41,6 +39,55 @@ pub fn spawn_detached(work: impl FnOnce()) -> io::Result<()> {
             unsafe { libc::_exit(0) }
         }
     }
+}
+
+/// Closes every descriptor but these; the standard streams become /dev/null.
+fn keep_only(keep: &[BorrowedFd]) {
+    if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
+        let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
+    }
+    let kept: Vec<i32> = keep.iter().map(AsRawFd::as_raw_fd).collect();
+    for fd in open_descriptors().into_iter().filter(|fd| *fd > 2 && !kept.contains(fd)) {
+        // SAFETY: the objects that own these descriptors belong to the process that this one was forked from; here
+        // none of them is used or dropped any more.
+        unsafe { libc::close(fd) };
+    }
+}
+
+fn open_descriptors() -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Gives a signal its default effect again: Rust's start-up ignores SIGPIPE, and the caller may ignore SIGCHLD.
+pub fn reset_signal(signal: Signal) -> io::Result<()> {
+    // SAFETY: installs no handler.
+    unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) }?;
+    Ok(())
+}
+
+/// Waits for one of the blocked signals; tells whether the kernel sent it (as for a key on the terminal, which
+/// reaches all processes in the foreground) rather than a process.
+pub fn wait_for_signal(signals: &SigSet) -> io::Result<(Signal, bool)> {
+    // SAFETY: a C structure of numbers for which zeros are valid.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    loop {
+        // SAFETY: both pointers are to live structures of the right type.
+        let number = unsafe { libc::sigwaitinfo(signals.as_ref(), &raw mut info) };
+        if number >= 0 {
+            return Ok((Signal::try_from(number)?, info.si_code == libc::SI_KERNEL));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Lets a descriptor that was inherited by number pass through exec. One that is not open is no matter.
+pub fn keep_through_exec(fd: i32) {
+    // SAFETY: clears a flag of a descriptor number.
+    unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
 }
 
 /// Forks a child that runs `work` and exits with its result; returns the child's pid.
@@ -74,15 +121,19 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
         return Ok(());
     }
     // Linux before 5.11.
-    let listed: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect();
-    for fd in listed.into_iter().filter(|fd| i64::from(*fd) >= i64::from(first)) {
+    for fd in open_descriptors().into_iter().filter(|fd| i64::from(*fd) >= i64::from(first)) {
         // SAFETY: sets a flag of a descriptor number; a number that is closed by now gives EBADF.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
     Ok(())
+}
+
+/// Closes every descriptor from `first` on, in a process that needs none of them any more.
+pub fn close_from(first: u32) {
+    for fd in open_descriptors().into_iter().filter(|fd| i64::from(*fd) >= i64::from(first)) {
+        // SAFETY: the caller's promise.
+        unsafe { libc::close(fd) };
+    }
 }
 
 /// Gives up all capabilities of the calling process.

@@ -202,18 +202,20 @@ impl Spank {
     }
 
     /// A variable of the job's environment; in slurmstepd and its tasks.
-    pub fn job_variable(&self, name: &str) -> Option<Vec<u8>> {
+    pub fn job_variable(&self, name: &str) -> Result<Option<Vec<u8>>, Failure> {
         let mut environment: *mut *mut c_char = std::ptr::null_mut();
         // SAFETY: for S_JOB_ENV Slurm expects a char ***, and gives its own array, ended by NULL.
         let code = unsafe { sys::spank_get_item(self.0, sys::S_JOB_ENV, &raw mut environment) };
         if code != 0 || environment.is_null() {
-            return None;
+            return Err(Failure::new(format!(
+                "Slurm does not tell the job's environment (spank_get_item: {code})"
+            )));
         }
         // SAFETY: see above; nothing changes the array while the hook runs.
         let variables = unsafe { strings(environment, c_int::MAX) };
         let value =
             |variable: &Vec<u8>| Some(variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
-        variables.iter().find_map(value)
+        Ok(variables.iter().find_map(value))
     }
 
     /// The number of this task among those of its step on this node; in tasks only.

@@ -23,6 +23,7 @@ mod superblock;
 mod xattr;
 
 use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 use block_index::BlockIndex;
@@ -88,6 +89,11 @@ impl Image {
             return Err(Error::Corrupt("the root inode is not a directory"));
         }
         Ok(image)
+    }
+
+    /// The file that it is read from, for who must know which descriptors are needed.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// The superblock, for statfs and reports.
