@@ -104,7 +104,7 @@ fn read_trusted(path: &Path) -> Result<String, Unread> {
             Ok(found) => trusted(&found).map_err(|why| {
                 let message = format!("{}: its directory {} {why}", path.display(), parent.display());
                 Unread::Refused(
-                    Failure::new(message).hint(format!("chown root and chmod go-w {}", parent.display())),
+                    Failure::new(message).hint("only root may be able to write the file and the directories above it; /etc/mizzen is a good place"),
                 )
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),

@@ -9,6 +9,13 @@ use mizzen_core::failure::quote;
 
 use crate::options::{self, RunOptions};
 
+const EXAMPLES: &str = "\
+Examples:
+  mizzen run tf.sqsh python train.py          the home directory, /tmp and the current directory are there
+  mizzen run -m /data:/data:ro tf.sqsh bash   a directory of the host, read-only
+  mizzen run --writable tf.sqsh sh            write anywhere; the changes end with the container
+  srun mizzen run tf.sqsh python train.py     in a Slurm job";
+
 /// Containers for Slurm, and without it
 #[derive(Debug, Parser)]
 #[command(name = "mizzen", version, about, arg_required_else_help = true)]
@@ -26,6 +33,7 @@ pub enum Command {
     /// The image is a squashfs or SIF file or a directory. Without a program the image's own command is run, or a
     /// shell. The exit code is the program's; 125 if there is no container, 126 if the program cannot be executed,
     /// 127 if it is not found.
+    #[command(after_help = EXAMPLES)]
     Run(ContainerArgs),
     /// Show what `run` would do: mounts, environment and identity, each with its reason
     Plan {

@@ -78,7 +78,8 @@ fn run(container: cli::ContainerArgs) -> ExitCode {
 }
 
 fn check_config(file: Option<&Path>) -> Result<(), Failure> {
-    let source = file.map_or(Source::Default, |file| Source::Named(file.to_owned()));
+    let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let source = file.map_or(Source::Default, |file| Source::Named(absolute(file)));
     Config::load(&source)?;
     print(&format!("{}: good\n", file.unwrap_or(Path::new(DEFAULT_PATH)).display()))
 }

@@ -21,7 +21,7 @@ use mizzen_squashfs::squashfs;
 use nix::sys::signal::Signal;
 
 use crate::plan::{Plan, Root};
-use crate::sys;
+use crate::{report_note, sys};
 
 pub use exec::Unstartable;
 pub use namespaces::{new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace};
@@ -82,7 +82,12 @@ impl Servers {
             data.push(Server::start(image, Vec::new(), &plan.identity)?);
         }
         let changes = match plan.root {
-            Root::Writable { .. } => changes::on_disk_if_needed()?,
+            Root::Writable { .. } => changes::on_disk_if_needed()?.inspect(|directory| {
+                let directory = directory.display();
+                report_note(&format!(
+                    "changes are kept in {directory}, without a size limit: this kernel is older than 6.6"
+                ));
+            }),
             Root::ReadOnly => None,
         };
         Ok(Servers { root, data, changes })
