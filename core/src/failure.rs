@@ -17,6 +17,11 @@ impl Failure {
         Failure { message: message.into(), hint: None }
     }
 
+    /// Says in front what it is about.
+    pub fn about(self, what: impl fmt::Display) -> Failure {
+        Failure { message: format!("{what}: {}", self.message), ..self }
+    }
+
     /// Adds what to do about it.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());

@@ -4,6 +4,7 @@
 
 pub mod config;
 pub mod failure;
+pub mod image;
 pub mod request;
 
 pub use config::Config;

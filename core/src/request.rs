@@ -8,8 +8,8 @@ use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-use crate::failure::{cause, quote};
-use crate::{Config, Failure};
+use crate::failure::quote;
+use crate::{Config, Failure, image};
 
 /// Carries the request from srun, sbatch and salloc to the node, and from a job to the srun calls in it. The
 /// prefix SLURM_ lets it pass `--export=NONE`.
@@ -50,14 +50,14 @@ impl Request {
         if value == NONE {
             return Ok(Request::Host);
         }
-        let image = image_path(option, value, directory, config)?;
+        let image = image_path(value, directory, config).map_err(|failure| failure.about(option))?;
         Ok(Request::Container(Container { image }))
     }
 
     /// Makes a request of an option that reached the node without the client's request, so that nobody knows
     /// which directory a relative path belongs to.
     pub fn from_bare_option(option: &str, value: &[u8]) -> Result<Request, Failure> {
-        check_path_text(option, value)?;
+        check_path_text(value).map_err(|failure| failure.about(option))?;
         if value == NONE {
             return Ok(Request::Host);
         }
@@ -106,7 +106,7 @@ impl Request {
             }
         }
         let image = image.ok_or_else(|| broken("no image".to_owned()))?;
-        check_path_text(VARIABLE, &image)?;
+        check_path_text(&image).map_err(|failure| failure.about(VARIABLE))?;
         let image = PathBuf::from(std::ffi::OsString::from_vec(image));
         if !image.is_absolute() {
             return Err(broken(format!("\"{}\" is not absolute", quote(image.as_os_str().as_bytes()))));
@@ -115,30 +115,30 @@ impl Request {
     }
 }
 
-/// Finds the image that a user names; `option` says in messages where the name comes from.
-pub fn image_path(option: &str, value: &[u8], directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
-    check_path_text(option, value)?;
+/// Finds the image that a user names, and sees that it is one.
+pub fn image_path(value: &[u8], directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
+    check_path_text(value)?;
     if let Some(scheme) = scheme_of(value) {
-        let message = format!("{option}: {}: cannot fetch images from {scheme}", quote_reference(value));
+        let message = format!("{}: cannot fetch images from {scheme}", quote_reference(value));
         return Err(Failure::new(message).hint("give the path of an image file or directory"));
     }
-    find_image(option, Path::new(OsStr::from_bytes(value)), directory, config)
+    find_image(Path::new(OsStr::from_bytes(value)), directory, config)
 }
 
 /// What no image name may be, whoever typed it.
-fn check_path_text(option: &str, value: &[u8]) -> Result<(), Failure> {
+fn check_path_text(value: &[u8]) -> Result<(), Failure> {
     if value.is_empty() {
-        return Err(Failure::new(format!("{option}: the image is empty"))
+        return Err(Failure::new("the image is empty")
             .hint("write --container=IMAGE; a shell variable in it may be unset"));
     }
     if value.len() > PATH_LIMIT {
         let (length, shown) = (value.len(), quote(value));
         return Err(Failure::new(format!(
-            "{option}: the image's name has {length} bytes, more than the {PATH_LIMIT} of a path: {shown}"
+            "the image's name has {length} bytes, more than the {PATH_LIMIT} of a path: {shown}"
         )));
     }
     if value.iter().any(u8::is_ascii_control) {
-        return Err(Failure::new(format!("{option}: control character in \"{}\"", quote(value)))
+        return Err(Failure::new(format!("control character in \"{}\"", quote(value)))
             .hint("a newline at the end often comes from $(command) or a file edited elsewhere"));
     }
     Ok(())
@@ -168,7 +168,7 @@ fn quote_reference(value: &[u8]) -> String {
 }
 
 /// The image's absolute path: the user's own file first, then the site's folders.
-fn find_image(option: &str, name: &Path, directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
+fn find_image(name: &Path, directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
     let mut candidates = vec![directory.join(name)];
     let bare =
         name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));
@@ -176,19 +176,16 @@ fn find_image(option: &str, name: &Path, directory: &Path, config: &Config) -> R
         candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
     }
     for candidate in &candidates {
-        let shown = quote(candidate.as_os_str().as_bytes());
-        match candidate.metadata() {
-            Ok(found) if found.is_file() || found.is_dir() => return Ok(candidate.clone()),
-            Ok(_) => {
-                let message = format!("{option}: {shown}: neither a file nor a directory");
-                return Err(Failure::new(message).hint("an image is a squashfs or SIF file, or a directory"));
-            }
+        match candidate.symlink_metadata() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Failure::new(format!("{option}: {shown}: {}", cause(&error)))),
+            _ => {
+                // What it is, is found out now rather than when the job starts.
+                return image::open(candidate).map(|_| candidate.clone());
+            }
         }
     }
     let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();
-    let message = format!("{option}: no such image; tried {}", tried.join(", "));
+    let message = format!("no such image; tried {}", tried.join(", "));
     Err(Failure::new(message).hint(if name.is_absolute() {
         "it must exist on this node, and you must be able to see it"
     } else {
@@ -239,8 +236,8 @@ mod tests {
 
     #[test]
     fn a_relative_image_is_found_from_the_submission_directory() {
-        let expected = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
-        assert_eq!(from_option(b"src/lib.rs"), Ok(Request::Container(Container { image: expected })));
+        let expected = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/image");
+        assert_eq!(from_option(b"src/image"), Ok(Request::Container(Container { image: expected })));
         assert_eq!(from_option(b"none"), Ok(Request::Host));
     }
 
@@ -250,25 +247,33 @@ mod tests {
         let config = Config { image_folders: vec!["/nonexistent".into(), folder.clone()] };
         let found =
             |name: &str| Request::from_option("--container", name.as_bytes(), Path::new("/"), &config);
-        assert_eq!(found("lib.rs"), Ok(container(folder.join("lib.rs").as_os_str().as_bytes())));
+        assert_eq!(found("image"), Ok(container(folder.join("image").as_os_str().as_bytes())));
         let failure = found("nothing.sqsh").unwrap_err();
         assert!(failure.message.contains("tried /nothing.sqsh, /nonexistent/nothing.sqsh, "), "{failure}");
         assert!(
-            found("./lib.rs").unwrap_err().message.ends_with("tried /./lib.rs"),
+            found("./image").unwrap_err().message.ends_with("tried /./image"),
             "a path is not a bare name"
         );
     }
 
     #[test]
     fn bad_values_are_named() {
-        let cases: [(&[u8], &str); 7] = [
+        let cases: [(&[u8], &str); 8] = [
             (b"", "--container: the image is empty"),
             (
                 &[b'a'; 100_000],
                 "--container: the image's name has 100000 bytes, more than the 4095 of a path: aaa",
             ),
             (b"tf\n.sqsh", "--container: control character in \"tf\\n.sqsh\""),
-            (b"/dev/null", "--container: /dev/null: neither a file nor a directory"),
+            (b"/dev/null", "--container: /dev/null: not an image (is a character device)"),
+            (
+                b"Cargo.toml",
+                concat!(
+                    "--container: ",
+                    env!("CARGO_MANIFEST_DIR"),
+                    "/Cargo.toml: not an image (starts with \"[pac\", looks like"
+                ),
+            ),
             (b"/nonexistent/x", "--container: no such image; tried /nonexistent/x"),
             (b"docker://a/b", "--container: docker://a/b: cannot fetch images from docker://"),
             (b"oras://me:secret@host/x", "--container: oras://…@host/x: cannot fetch images from oras://"),

@@ -147,8 +147,7 @@ impl ContainerArgs {
             environment,
             clean_env: self.clean_env,
             remap_root: self.remap_root,
-            writable: writable
-                .map_err(|failure| Failure { message: format!("--writable: {failure}"), ..failure })?,
+            writable: writable.map_err(|failure| failure.about("--writable"))?,
             unshare: self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default(),
         })
     }

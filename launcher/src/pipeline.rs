@@ -62,7 +62,7 @@ impl Image {
     pub fn find(name: &Path, host: &Host) -> Result<Image, Failure> {
         let config = Config::load(&Source::Default)?;
         let directory = host.cwd.as_deref().unwrap_or(Path::new("/"));
-        let path = request::image_path("image", name.as_os_str().as_bytes(), directory, &config)?;
+        let path = request::image_path(name.as_os_str().as_bytes(), directory, &config)?;
         let opened = image::identify(&path)?;
         let content =
             match &opened.kind {
@@ -100,7 +100,7 @@ impl Image {
     /// A failure that has to do with what is in the image.
     fn named(&self, failure: Failure) -> Failure {
         let image = quote(self.opened.path.as_os_str().as_bytes());
-        Failure { message: format!("{image}: {}", failure.message), ..failure }
+        failure.about(image)
     }
 }
 

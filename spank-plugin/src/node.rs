@@ -45,7 +45,7 @@ pub fn enter(spank: &Spank) -> Result<(), Failure> {
             }
         }),
     };
-    entered.map_err(|failure| Failure { message: format!("{}: {}", node_name(), failure.message), ..failure })
+    entered.map_err(|failure| failure.about(node_name()))
 }
 
 /// The request, checked again: everything that reaches the node is the user's to change.

@@ -30,8 +30,8 @@ fn what_is_not_an_image_is_named() {
                  gzip < html > gz; mkdir dir; ln -s loop loop; ln -s nowhere dangling; printf '#!/bin/sh\\necho\\n' > script; \
                  head -c 4096 /dev/zero > zeros; echo '{\"a\":1}' > json; echo secret > secret; chmod 0 secret; mkdir oci; echo '{}' > oci/oci-layout");
     for (image, message) in [
-        ("/tmp/fifo", "/tmp/fifo: neither a file nor a directory"),
-        ("/dev/zero", "/dev/zero: neither a file nor a directory"),
+        ("/tmp/fifo", "/tmp/fifo: not an image (is a FIFO)"),
+        ("/dev/zero", "/dev/zero: not an image (is a character device)"),
         ("/tmp/html", "/tmp/html: not an image (starts with \"<!DO\", looks like HTML)"),
         ("/tmp/empty", "/tmp/empty: not an image (empty"),
         ("/tmp/short", "/tmp/short: not an image"),
@@ -44,7 +44,7 @@ fn what_is_not_an_image_is_named() {
         ("/tmp/dir", "/tmp/dir: not an image"),
         ("/tmp/oci", "OCI"),
         ("/tmp/loop", "/tmp/loop: Too many levels of symbolic links"),
-        ("/tmp/dangling", "no such image; tried /tmp/dangling"),
+        ("/tmp/dangling", "hint: it is a symbolic link to nowhere, which is not there on this node"),
         ("/tmp/nothing", "no such image; tried /tmp/nothing"),
         ("/tmp/secret", "/tmp/secret: Permission denied"),
         ("docker://x", "cannot fetch images from docker://"),

@@ -2,7 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
+use std::sync::LazyLock;
+
+use mizzen_tests::images::ImageTree;
 use mizzen_tests::{Cluster, Output, Release, Spec};
+
+/// A small but real image.
+static IMAGE: LazyLock<Vec<u8>> =
+    LazyLock::new(|| ImageTree::busybox().unwrap().squashfs(&["-comp", "zstd"]).unwrap());
 
 const PLUGIN: &str = "/usr/lib/mizzen/spank_mizzen.so";
 
@@ -37,7 +44,7 @@ fn spec(release: Release, name: &str) -> Spec {
 fn start(spec: Spec) -> Cluster {
     let cluster = Cluster::start(spec).unwrap();
     for image in ["a.sqsh", "b.sqsh"] {
-        cluster.share(image, b"").unwrap();
+        cluster.share(image, &IMAGE).unwrap();
     }
     cluster
 }
@@ -170,6 +177,7 @@ fn fails_closed(release: Release) {
 fn refuses_bad_requests_before_submission(release: Release) {
     let cluster = start(spec(release, "refuses"));
     cluster.run_as_root("mkfifo /shared/fifo");
+    cluster.share("page.sqsh", format!("<!DOCTYPE html>{:200}", "").as_bytes()).unwrap();
     let cases = [
         ("=", "the image is empty"),
         ("=$'tf\\n.sqsh'", "control character in \"tf\\n.sqsh\""),
@@ -179,8 +187,9 @@ fn refuses_bad_requests_before_submission(release: Release) {
             "the image's name has 100000 bytes, more than the 4095 of a path",
         ),
         ("=missing.sqsh", "no such image; tried /home/alice/missing.sqsh"),
-        ("=/shared/fifo", "/shared/fifo: neither a file nor a directory"),
-        ("=/dev/zero", "/dev/zero: neither a file nor a directory"),
+        ("=/shared/fifo", "/shared/fifo: not an image (is a FIFO)"),
+        ("=/dev/zero", "/dev/zero: not an image (is a character device)"),
+        ("=/shared/page.sqsh", "/shared/page.sqsh: not an image (starts with \"<!DO\", looks like HTML)"),
         ("=foo://x/y", "foo://x/y: cannot fetch images from foo://"),
         ("=docker://me:secret@registry/x", "docker://…@registry/x: cannot fetch images from docker://"),
     ];

@@ -6,7 +6,6 @@
 
 pub mod architecture;
 pub mod identify;
-mod magic;
 pub mod metadata;
 pub mod sif;
 mod squashed;

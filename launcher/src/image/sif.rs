@@ -54,11 +54,6 @@ impl Source for File {
     }
 }
 
-/// Whether these first bytes of a file are a SIF header.
-pub fn is_sif(head: &[u8]) -> bool {
-    head.get(MAGIC_AT..).is_some_and(|rest| rest.starts_with(MAGIC))
-}
-
 /// Finds the root file system in a SIF of `size` bytes. The messages lack the file's name.
 pub fn find(source: &impl Source, size: u64) -> Result<Partition, Failure> {
     let header = Header::read(source, size)?;

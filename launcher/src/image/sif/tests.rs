@@ -77,7 +77,6 @@ fn the_system_partition_is_found_among_others() {
     let unused = Item { used: 0, ..ROOT };
     let signature = Item { kind: 0x4005, offset: 12288, length: 64, ..ROOT };
     let bytes = sif(&[definition, unused, ROOT, signature]);
-    assert!(is_sif(&bytes) && !is_sif(&bytes[..41]) && !is_sif(b"#!/bin/sh"));
     let expected = Partition { offset: 8192, length: 4096, architecture: Some(Architecture::X86_64) };
     assert_eq!(find(&bytes, bytes.len() as u64).unwrap(), expected);
 }
