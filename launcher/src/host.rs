@@ -136,21 +136,15 @@ fn present_devices(dev: &Path) -> Vec<PathBuf> {
             kind.is_char_device() || kind.is_block_device() || kind.is_dir()
         })
     };
-    let mut devices: Vec<PathBuf> = COMMON_DEVICES.iter().map(|name| dev.join(name)).filter(usable).collect();
-    let mut prefixed: Vec<PathBuf> = Vec::new();
-    for name in FURTHER_DEVICES {
-        match name.strip_suffix('*') {
-            None => prefixed.push(dev.join(name)),
-            Some(prefix) => {
-                let entries = std::fs::read_dir(dev).into_iter().flatten().flatten();
-                let matching =
-                    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
-                let mut found: Vec<PathBuf> = matching.map(|entry| entry.path()).collect();
-                found.sort();
-                prefixed.extend(found);
-            }
-        }
-    }
-    devices.extend(prefixed.into_iter().filter(usable));
+    let listed = std::fs::read_dir(dev).into_iter().flatten().flatten();
+    let mut present: Vec<_> = listed.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    present.sort();
+    let matches = |name: &str, pattern: &str| match pattern.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => name == pattern,
+    };
+    let patterns = COMMON_DEVICES.iter().chain(&FURTHER_DEVICES);
+    let found = patterns.flat_map(|pattern| present.iter().filter(|name| matches(name, pattern)));
+    let devices: Vec<PathBuf> = found.map(|name| dev.join(name)).filter(usable).collect();
     devices
 }

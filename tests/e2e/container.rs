@@ -1,33 +1,10 @@
-//! `mizzen run` in real namespaces, as an unprivileged user.
+//! `mizzen run` in real namespaces, as an unprivileged user: what runs, and what it sees.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
-use std::time::Duration;
-
+use mizzen_tests::Release;
+use mizzen_tests::check::{assert_failed, assert_out, machine, with_busybox};
 use mizzen_tests::images::{ImageTree, pack, sif};
-use mizzen_tests::{Cluster, Output, Release, Spec, User};
-
-/// One machine with an unprivileged user and a mizzen; Slurm on it does not matter here.
-fn machine(name: &str) -> Cluster {
-    Cluster::start(Spec { nodes: 1, ..Cluster::spec(name) }).unwrap()
-}
-
-fn with_busybox(name: &str) -> Cluster {
-    let cluster = machine(name);
-    cluster.share("bb.sqsh", &ImageTree::busybox().unwrap().squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
-    cluster
-}
-
-#[track_caller]
-fn assert_out(output: &Output, code: i32, stdout: &str) {
-    assert_eq!((output.code, output.stdout.as_str()), (code, stdout), "{}", output.text());
-}
-
-#[track_caller]
-fn assert_failed(output: &Output, code: i32, message: &str) {
-    assert_eq!(output.code, code, "{}", output.text());
-    assert_eq!(output.stderr.matches(message).count(), 1, "expected: {message}\n{}", output.text());
-}
 
 #[test]
 fn every_kind_of_image_runs() {
@@ -184,9 +161,9 @@ fn the_program_sees_what_it_expects() {
         "/tmp\nt\n",
     );
     assert_out(
-        &cluster.run("mkdir -p /shared/work/a; cd /shared/work/a; mizzen run ../../bb.sqsh pwd"),
+        &cluster.run("mkdir -p /shared/project/a; cd /shared/project/a; mizzen run ../../bb.sqsh pwd"),
         0,
-        "/shared/work/a\n",
+        "/shared/project/a\n",
     );
     assert_out(&cluster.run("cd /usr; mizzen run /shared/bb.sqsh pwd"), 0, "/usr\n");
     let nowhere = cluster.run("cd /usr/share; mizzen run /shared/bb.sqsh pwd");
@@ -409,200 +386,4 @@ fn the_environment_follows_the_policy() {
     charliecloud.file("ch/environment", "FROM_CH=1\n").unwrap();
     cluster.share("ch.sqsh", &charliecloud.squashfs(&[]).unwrap()).unwrap();
     assert_out(&cluster.run("mizzen run /shared/ch.sqsh sh -c 'echo $FROM_CH'"), 0, "1\n");
-}
-
-#[test]
-fn namespaces_can_be_added() {
-    let cluster = with_busybox("unshare");
-    let run = |options: &str, command: &str| {
-        cluster.run(&format!("mizzen run {options} /shared/bb.sqsh {command}"))
-    };
-    let processes = run("--unshare pid", "ps");
-    assert_eq!(processes.stdout.lines().count(), 3, "a heading, process 1 and ps: {}", processes.text());
-    assert_out(&run("--unshare pid", "sh -c 'exit 9'"), 9, "");
-    assert_eq!(run("--unshare pid", "sh -c 'kill -TERM $$'").code, 143);
-    // Process 1 holds nothing that the program does not have.
-    let first = cluster.run("exec 7</etc/passwd; mizzen run --unshare pid --remap-root /shared/bb.sqsh sh -c 'ls /proc/1/fd; grep CapEff /proc/1/status'");
-    assert_out(&first, 0, "0\n1\n2\nCapEff:\t0000000000000000\n");
-    assert_failed(&run("--unshare pid", "nosuch"), 127, "mizzen: nosuch: no such program");
-    assert_out(&cluster.run("timeout -s TERM 1 mizzen run --unshare pid /shared/bb.sqsh sh -c 'trap \"echo caught; exit 3\" TERM; while :; do sleep 0.1; done'"), 124, "caught\n");
-    assert_out(
-        &run(
-            "--unshare net",
-            "sh -c 'ls /sys/class/net /proc/self/net/dev >/dev/null; ip -o link | wc -l; ping -c 1 127.0.0.1 >/dev/null 2>&1; ip -o addr show lo | grep -c 127.0.0.1'",
-        ),
-        0,
-        "1\n1\n",
-    );
-    assert_out(&run("--unshare uts --remap-root", "sh -c 'hostname inside; hostname'"), 0, "inside\n");
-    assert_out(&cluster.run("hostname"), 0, "ctl\n");
-    let ipc = run("--unshare ipc", "readlink /proc/self/ns/ipc").stdout;
-    assert_ne!(ipc, cluster.run("readlink /proc/self/ns/ipc").stdout);
-}
-
-#[test]
-fn kernels_without_the_newer_calls_work_too() {
-    let cluster = with_busybox("old-kernels");
-    let script = "sh -c 'id -un; pwd; touch /x || cat /mnt/data/a; touch /mnt/data/y || echo read-only'";
-    let command = format!("mizzen run -m /tmp/data:/mnt/data:ro /shared/bb.sqsh {script}");
-    cluster.run("mkdir /tmp/data; echo a > /tmp/data/a");
-    let expected = "alice\n/home/alice\na\nread-only\n";
-    assert_out(&cluster.run(&command), 0, expected);
-    // Before Linux 5.6, 5.11 and 5.12: these calls do not exist.
-    // (Without -f: strace would wait for a file that the file server, stopped by strace, has to serve.)
-    let without = "-e inject=openat2,close_range,mount_setattr:error=ENOSYS";
-    assert_out(&cluster.run(&format!("strace -o /dev/null {without} {command}")), 0, expected);
-    // No overlay in user namespaces: the mount fails, and only that one.
-    let calls =
-        cluster.run(&format!("strace -e trace=mount -o calls {command} >/dev/null; cat calls")).stdout;
-    let nth = 1 + calls
-        .lines()
-        .filter(|line| line.starts_with("mount("))
-        .position(|line| line.contains("\"overlay\""))
-        .expect("an overlay is tried");
-    let without = format!("-e inject=mount:error=ENODEV:when={nth}");
-    let rebuilt = cluster.run(&format!("strace -e trace=mount -o calls {without} {command}"));
-    assert_out(&rebuilt, 0, expected);
-    assert!(cluster.run("cat calls").stdout.contains("ENODEV (No such device) (INJECTED)"));
-    // Both at once.
-    let both = cluster.run(&format!("strace -e trace=mount,openat2,mount_setattr -o calls -e inject=openat2,mount_setattr:error=ENOSYS {without} {command}"));
-    assert_out(&both, 0, expected);
-}
-
-#[test]
-fn the_file_server_belongs_to_the_container() {
-    let cluster = with_busybox("server");
-    let start = "mizzen run /shared/bb.sqsh sleep 100 & sleep 0.5; server=$(pgrep mizzen-fuse);";
-    // Not pinned with the program, no standard streams, no capabilities, its own session; ends with the container.
-    let facts = cluster.run(&format!(
-        "taskset -c 0 bash -c '{start} grep Cpus_allowed_list /proc/$server/status; readlink /proc/$server/fd/0 /proc/$server/fd/1; grep -E \"CapEff|SigBlk\" /proc/$server/status; kill %1; sleep 0.5; pgrep mizzen-fuse || echo gone'"
-    ));
-    let all_cpus = cluster.run("grep Cpus_allowed_list /proc/self/status").stdout;
-    assert!(facts.stdout.starts_with(&all_cpus), "{}", facts.text());
-    for fact in ["/dev/null\n/dev/null\n", "CapEff:\t0000000000000000", "SigBlk:\tffff", "gone\n"] {
-        assert!(facts.stdout.replace("fffffff", "ffff").contains(fact), "{fact}: {}", facts.text());
-    }
-    // What ends a job's processes early does not end the server before them.
-    let term = cluster.run(
-        "mizzen run /shared/bb.sqsh sh -c 'trap : TERM INT; sleep 1; sleep 1; cat /etc/os-release' & sleep 0.5; \
-         pkill -TERM -u alice mizzen-fuse; pkill -INT -u alice mizzen-fuse; kill -TERM $!; wait $!; wait $!",
-    );
-    assert!(term.stdout.contains("Busybox for tests"), "{}", term.text());
-    // Killed: an error, not a hang; also when there is another server, and under an overlay.
-    for options in ["", "-m /shared/bb.sqsh:/mnt:squashfs", "--writable -m /shared/bb.sqsh:/mnt:squashfs"] {
-        let killed = cluster.run(&format!(
-            "mizzen run {options} /shared/bb.sqsh sh -c 'sleep 1; exec cat /etc/os-release' & sleep 0.5; \
-             pgrep mizzen-fuse | head -n 1 | xargs kill -KILL; wait $!"
-        ));
-        assert!(killed.code != 0 && !killed.stdout.contains("Busybox"), "{options}: {}", killed.text());
-        // The program's own pages come from the server too: without them it gets SIGBUS.
-        let told = killed.text().contains("not connected") || killed.code == 128 + 7;
-        assert!(told, "{options}: {}", killed.text());
-    }
-    // Nothing of the caller's is kept open: not its files, not the other server's connection.
-    let kept = cluster.run(
-        "exec 7</etc/passwd; mizzen run -m /shared/bb.sqsh:/mnt:squashfs /shared/bb.sqsh sleep 2 & sleep 0.5; \
-         for s in $(pgrep mizzen-fuse); do readlink /proc/$s/fd/* | grep -cE 'passwd|pipe' ; done; wait",
-    );
-    assert_eq!(kept.stdout, "1\n1\n", "its own end of a pipe each: {}", kept.text());
-}
-
-#[test]
-fn random_kills_leave_nothing() {
-    let cluster = with_busybox("kills");
-    let runs = if std::env::var_os("MIZZEN_TEST_LONG").is_some() { 200 } else { 30 };
-    let before = cluster.run("ls -a /tmp /dev/shm /run ~; cat /proc/self/mountinfo").stdout;
-    for run in 0..runs {
-        let delay = Duration::from_micros(run * 37_000 / runs).as_secs_f32();
-        let script = format!(
-            "mizzen run --writable -m /shared/bb.sqsh:/d:squashfs /shared/bb.sqsh sh -c 'cat /bin/busybox >/dev/null; sleep 60' & sleep {delay:.4}; kill -KILL $!; wait"
-        );
-        cluster.run(&script);
-    }
-    let left = cluster.run("for i in $(seq 50); do pgrep -l -u alice mizzen || pgrep -l -u alice -x sleep || exit 0; sleep 0.1; done; exit 1");
-    assert_eq!(left.code, 0, "{}", left.text());
-    assert_eq!(cluster.run("ls -a /tmp /dev/shm /run ~; cat /proc/self/mountinfo").stdout, before);
-}
-
-#[test]
-fn the_plan_tells_what_a_run_does_and_why() {
-    let cluster = with_busybox("plan");
-    cluster.run("mkdir /tmp/data");
-    let plan = cluster.run("mizzen plan -m /tmp/data:/data:ro -e A=b /shared/bb.sqsh true");
-    assert_eq!(plan.code, 0, "{}", plan.text());
-    for line in [
-        "command   true",
-        "workdir   /home/alice",
-        "user      2001 is 2001 inside",
-        "places    /home                                                      the image lacks /home/alice",
-        "mount     /data from /tmp/data read-only                             --mount",
-        "mount     /home/alice from the host                                  default: the home directory",
-        "env       A=b                                                        --env",
-        "env       HOME=/home/alice                                           host",
-    ] {
-        assert!(plan.stdout.contains(line), "{line}\n{}", plan.stdout);
-    }
-    let json: serde_json::Value =
-        serde_json::from_str(&cluster.run("mizzen plan --json --writable=1g /shared/bb.sqsh").stdout)
-            .unwrap();
-    assert_eq!(json["root"], "writable in memory, up to 1g");
-    assert_eq!(json["command"]["value"][0], "/bin/sh");
-    assert_eq!(cluster.run("pgrep mizzen").stdout, "", "a plan does nothing");
-}
-
-#[test]
-fn the_doctor_finds_what_is_missing() {
-    let cluster = with_busybox("doctor");
-    let healthy = cluster.run("mizzen doctor");
-    assert_eq!(healthy.code, 0, "{}", healthy.text());
-    assert!(
-        healthy.stdout.ends_with("containers can run here\n") && !healthy.stdout.contains("FAILED"),
-        "{}",
-        healthy.text()
-    );
-    cluster.run_as_root("chmod 600 /dev/fuse");
-    let fuse = cluster.run("mizzen doctor");
-    cluster.run_as_root("chmod 666 /dev/fuse");
-    assert_eq!(fuse.code, 1, "{}", fuse.text());
-    assert!(
-        fuse.stdout.contains("FAILED   FUSE            cannot open /dev/fuse: Permission denied"),
-        "{}",
-        fuse.text()
-    );
-    assert!(fuse.stdout.contains("hint: load the kernel module fuse"), "{}", fuse.text());
-    let denied = "strace -f -o /dev/null -e inject=unshare:error=EPERM";
-    let namespaces = cluster.run(&format!("{denied} mizzen doctor --json"));
-    let json: serde_json::Value = serde_json::from_str(&namespaces.stdout).unwrap();
-    assert_eq!((namespaces.code, &json["healthy"]), (1, &serde_json::Value::Bool(false)));
-    let run = cluster.run(&format!("{denied} mizzen run /shared/bb.sqsh true"));
-    assert_failed(&run, 125, "mizzen: cannot make a user namespace: Operation not permitted\nmizzen: hint: ");
-    let full =
-        cluster.run("strace -f -o /dev/null -e inject=unshare:error=ENOSPC mizzen run /shared/bb.sqsh true");
-    assert_failed(&full, 125, "mizzen: hint: the limit is reached (sysctl user.max_user_namespaces)");
-}
-
-#[test]
-fn help_completions_and_man_pages_come_from_one_place() {
-    let cluster = machine("help");
-    let help = cluster.run("mizzen run --help").stdout;
-    let man = cluster
-        .run_on("ctl", User::Alice, "mkdir man; mizzen man man && ls man && cat man/mizzen-run.1")
-        .stdout;
-    let completions = cluster.run("mizzen completions bash").stdout;
-    for option in [
-        "--mount",
-        "--no-home",
-        "--workdir",
-        "--env",
-        "--env-file",
-        "--clean-env",
-        "--remap-root",
-        "--writable",
-        "--unshare",
-    ] {
-        assert!(help.contains(option), "{option}: {help}");
-        assert!(man.replace("\\-", "-").contains(option), "{option}: {man}");
-        assert!(completions.contains(option), "{option}");
-    }
-    assert!(man.contains("mizzen.1") && man.contains("mizzen-doctor.1"), "{man}");
 }

@@ -2,12 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
+use mizzen_tests::Cluster;
+use mizzen_tests::check::machine;
 use mizzen_tests::images::{ImageTree, sif};
-use mizzen_tests::{Cluster, Spec};
-
-fn machine(name: &str) -> Cluster {
-    Cluster::start(Spec { nodes: 1, ..Cluster::spec(name) }).unwrap()
-}
 
 /// Files of the host that a hostile image would like to reach, with their content and times.
 fn victims(cluster: &Cluster) -> String {

@@ -17,6 +17,7 @@
 
 pub mod bench;
 pub mod cgroup;
+pub mod check;
 pub mod cluster;
 pub mod images;
 pub mod init;
