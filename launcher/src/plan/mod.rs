@@ -62,26 +62,14 @@ pub enum Root {
     },
 }
 
-/// A directory of the image that is replaced by a tmpfs with the same entries, to which mount points are added.
-/// The image itself stays untouched, also where it is a directory that the user could write.
+/// A directory of the image to which mount points are added. The image itself stays untouched, also where it is a
+/// directory that the user could write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skeleton {
     /// The directory, absolute inside, without symbolic links.
     pub directory: PathBuf,
-    /// Its entries in the image, for kernels that cannot add a layer to it; none if there are too many, or the root is
-    /// writable and a layer is needed anyway.
-    pub entries: Option<Vec<(OsString, SkeletonEntry)>>,
     /// What is added: absolute inside.
     pub added: Vec<(PathBuf, Shape)>,
-}
-
-/// An entry that a skeleton takes over from the image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SkeletonEntry {
-    /// A file or directory, bound.
-    Bound(Shape),
-    /// A symbolic link, made again.
-    Link(PathBuf),
 }
 
 /// What a mount point is.
@@ -154,7 +142,7 @@ impl Plan {
             None => Root::ReadOnly,
             Some(size) => Root::Writable { size: size.clone() },
         };
-        let skeletons = mounts::skeletons(&mounts, tree, &root)?;
+        let skeletons = mounts::skeletons(&mounts, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let environment = environment::decide(options, metadata, host, &workdir.value);
         let command = decide_command(options, tree, metadata, host);

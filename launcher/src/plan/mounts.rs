@@ -1,7 +1,6 @@
 //! Which mounts a container has, and what must be made so that each has a place.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -9,13 +8,11 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::failure::{cause, quote};
 
-use super::{Identity, Mount, Root, Shape, Skeleton, SkeletonEntry, What, identity};
+use super::{Identity, Mount, Shape, Skeleton, What, identity};
 use crate::host::Host;
 use crate::image::{Entry, Resolved, Tree, read_file, resolve};
 use crate::options::{MountFlags, MountOption, MountSource, RunOptions};
 
-/// A directory with more entries is not rebuilt entry by entry.
-const SKELETON_LIMIT: usize = 4096;
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
@@ -204,7 +201,7 @@ fn refuse_kernel_directories(mount: &Mount, target: &Path) -> Result<(), Failure
 }
 
 /// Directories in which mount points are missing, parents first.
-pub fn skeletons(mounts: &[Mount], tree: &dyn Tree, root: &Root) -> Result<Vec<Skeleton>, Failure> {
+pub fn skeletons(mounts: &[Mount], tree: &dyn Tree) -> Result<Vec<Skeleton>, Failure> {
     let mut missing: BTreeMap<PathBuf, Vec<(PathBuf, Shape)>> = BTreeMap::new();
     for mount in mounts {
         if mounts.iter().any(|outer| lies_in(&mount.target, &outer.target)) {
@@ -215,15 +212,7 @@ pub fn skeletons(mounts: &[Mount], tree: &dyn Tree, root: &Root) -> Result<Vec<S
             missing.entry(resolved.existing).or_default().push((mount.target.clone(), mount.what.shape()));
         }
     }
-    let mut skeletons = Vec::new();
-    for (directory, added) in missing {
-        let entries = match root {
-            Root::Writable { .. } => None,
-            Root::ReadOnly => entries_of(&directory, tree)?,
-        };
-        skeletons.push(Skeleton { directory, entries, added });
-    }
-    Ok(skeletons)
+    Ok(missing.into_iter().map(|(directory, added)| Skeleton { directory, added }).collect())
 }
 
 fn lies_in(inner: &Path, outer: &Path) -> bool {
@@ -244,28 +233,6 @@ fn missing_in(outer: &Mount, inner: &Mount) -> Failure {
     let message =
         format!("--mount: {} does not exist in the mount of {}", shown(&inner.target), shown(&outer.target));
     Failure::new(message).hint("make it on the host first, or choose another destination")
-}
-
-/// None: too many.
-fn entries_of(directory: &Path, tree: &dyn Tree) -> Result<Option<Vec<(OsString, SkeletonEntry)>>, Failure> {
-    let listed = tree.list(directory).map_err(|error| in_image(directory, error))?;
-    if listed.len() > SKELETON_LIMIT {
-        return Ok(None);
-    }
-    let mut entries = Vec::new();
-    for (name, entry) in listed {
-        match entry {
-            Entry::Directory => entries.push((name, SkeletonEntry::Bound(Shape::Directory))),
-            Entry::File { .. } => entries.push((name, SkeletonEntry::Bound(Shape::File))),
-            Entry::Symlink => {
-                let path = directory.join(&name);
-                let link = tree.read_link(&path).map_err(|error| in_image(&path, error))?;
-                entries.push((name, SkeletonEntry::Link(link)));
-            }
-            Entry::Other => {} // a device or socket of an image is of no use inside
-        }
-    }
-    Ok(Some(entries))
 }
 
 fn in_image(path: &Path, error: io::Error) -> Failure {

@@ -1,11 +1,14 @@
 //! The container's root directory: the image, with a place for every mount, put together in a workshop that only
 //! we see.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::failure::cause;
 use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
@@ -13,7 +16,7 @@ use nix::unistd::{fchdir, mkdir, pivot_root, symlinkat};
 
 use super::Server;
 use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
-use crate::plan::{Plan, Root, Skeleton, SkeletonEntry};
+use crate::plan::{Plan, Root, Shape, Skeleton};
 
 /// A directory that every system has, on which the workshop is mounted for a moment.
 const MOUNT_POINT: &str = "/tmp";
@@ -183,22 +186,26 @@ fn rebuilt_with_places(plan: &Plan, image: &Path) -> Result<(), Failure> {
 }
 
 fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Failure> {
-    let Some(entries) = &skeleton.entries else {
-        let directory = skeleton.directory.display();
-        return Err(Failure::new(format!("{directory} has too many entries to add a mount point"))
-            .hint("overlays in user namespaces (Linux 5.11) have no such limit; or mount somewhere else"));
+    let failed = |name: &OsStr, error: io::Error| {
+        let path = skeleton.directory.join(name);
+        Failure::new(format!("{} in the container: {}", path.display(), cause(&error)))
     };
-    for (name, entry) in entries {
-        let take_over = || -> nix::Result<()> {
-            match entry {
-                SkeletonEntry::Link(target) => symlinkat(target.as_path(), new, name.as_os_str()),
-                SkeletonEntry::Bound(shape) => {
-                    make_place(new, Path::new(name), *shape)?;
-                    bind(open_entry(old, name, *shape)?.as_fd(), open_entry(new, name, *shape)?.as_fd())
-                }
+    for entry in fs::read_dir(proc_path(old)).map_err(|error| failed(OsStr::new(""), error))? {
+        let entry = entry.map_err(|error| failed(OsStr::new(""), error))?;
+        let name = entry.file_name();
+        let take_over = || -> io::Result<()> {
+            let kind = entry.file_type()?;
+            if kind.is_symlink() {
+                return Ok(symlinkat(fs::read_link(entry.path())?.as_path(), new, name.as_os_str())?);
             }
+            let shape = if kind.is_dir() { Shape::Directory } else { Shape::File };
+            if !kind.is_dir() && !kind.is_file() {
+                return Ok(()); // a device or socket of an image is of no use inside
+            }
+            make_place(new, Path::new(&name), shape)?;
+            Ok(bind(open_entry(old, &name, shape)?.as_fd(), open_entry(new, &name, shape)?.as_fd())?)
         };
-        take_over().map_err(|errno| in_container(&skeleton.directory.join(name), errno))?;
+        take_over().map_err(|error| failed(&name, error))?;
     }
     for (path, shape) in &skeleton.added {
         let relative = path.strip_prefix(&skeleton.directory).unwrap_or(path);
