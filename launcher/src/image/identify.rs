@@ -27,7 +27,8 @@ pub enum Kind {
     Directory,
 }
 
-/// An image, open for reading: whatever its path means later, this is what was looked at.
+/// An image, open for reading. A file is used through this descriptor, whatever its path means later; a directory is
+/// opened again by its path inside the container's mount namespace, where no descriptor from outside can be bound.
 #[derive(Debug)]
 pub struct Opened {
     /// The path as the user gave it.
