@@ -30,6 +30,7 @@ build:
 install:
 	install -D -m 755 $(FROM)/libspank_mizzen.so $(DESTDIR)$(PREFIX)/lib/mizzen/spank_mizzen.so
 	install -D -m 755 $(FROM)/mizzen $(DESTDIR)$(PREFIX)/bin/mizzen
+	ln -sf ../../bin/mizzen $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-enter
 	test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml || \
 	  install -D -m 644 conf/mizzen.toml $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml
 	install -d $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d

@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::Failure;
-use crate::failure::cause;
+use crate::failure::{cause, quote};
+use crate::options::{MountOption, MountSource};
+use crate::settings::{Key, Settings, Writable};
 
 /// Where the file is unless plugstack.conf says `config=PATH`.
 pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
@@ -20,11 +22,43 @@ pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
 const SIZE_LIMIT: u64 = 1 << 20;
 
 /// The site's settings. `conf/mizzen.toml` shows every key with its default; a test keeps the two equal.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Folders that are searched for an image given by its bare name.
     pub image_folders: Vec<PathBuf>,
+    /// Mounts that every container has, written as for --container-mounts.
+    pub mounts: Vec<String>,
+    /// Variables for every container, written as for --container-env.
+    pub env: Vec<String>,
+    /// Whether containers have the user's home directory.
+    pub mount_home: bool,
+    /// Whether the root directory can be written.
+    pub writable: bool,
+    /// Whether users are root inside.
+    pub remap_root: bool,
+    /// Whether the image's entrypoint starts the program.
+    pub entrypoint: bool,
+    /// Whether batch scripts and interactive shells run inside, rather than their steps alone.
+    pub script: bool,
+    /// Whether Slurm's commands can be called in batch scripts and interactive shells that run inside.
+    pub slurm_commands: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            image_folders: Vec::new(),
+            mounts: Vec::new(),
+            env: Vec::new(),
+            mount_home: true,
+            writable: false,
+            remap_root: false,
+            entrypoint: false,
+            script: true,
+            slurm_commands: true,
+        }
+    }
 }
 
 /// Which file to read, and whether it may be missing.
@@ -65,13 +99,46 @@ impl Config {
             })
             .hint("the mizzen.toml that comes with mizzen shows every key with its default")
         })?;
-        for folder in &config.image_folders {
-            if !folder.is_absolute() {
-                let message = format!("{}: image_folders: {folder:?} is not absolute", path.display());
-                return Err(Failure::new(message).hint("write the whole path, beginning with /"));
+        config.check().map_err(|failure| failure.about(path.display()))?;
+        Ok(config)
+    }
+
+    /// What only the values themselves can show.
+    fn check(&self) -> Result<(), Failure> {
+        if let Some(folder) = self.image_folders.iter().find(|folder| !folder.is_absolute()) {
+            return Err(Failure::new(format!("image_folders: {folder:?} is not absolute"))
+                .hint("write the whole path, beginning with /"));
+        }
+        let settings = self.settings()?;
+        let relative = |mount: &&MountOption| match &mount.source {
+            MountSource::Bind(path) | MountSource::Squashfs(path) => !path.is_absolute(),
+            MountSource::Tmpfs(_) => false,
+        };
+        match settings.mounts.iter().find(relative) {
+            Some(mount) => {
+                Err(Failure::new(format!("mounts: \"{}\" is not absolute", quote(&mount.to_text())))
+                    .hint("write the whole path, beginning with /"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What holds where the user says nothing. Mounts and variables of the site hold in any case.
+    pub fn settings(&self) -> Result<Settings, Failure> {
+        let mut settings = Settings {
+            mount_home: Some(self.mount_home),
+            writable: Some(if self.writable { Writable::Yes } else { Writable::No }),
+            remap_root: Some(self.remap_root),
+            entrypoint: Some(self.entrypoint),
+            script: Some(self.script),
+            ..Settings::default()
+        };
+        for (key, name, values) in [(Key::Mounts, "mounts", &self.mounts), (Key::Env, "env", &self.env)] {
+            for value in values {
+                settings.set(key, value.as_bytes()).map_err(|failure| failure.about(name))?;
             }
         }
-        Ok(config)
+        Ok(settings)
     }
 }
 
@@ -179,7 +246,10 @@ mod tests {
     #[test]
     fn failures_name_file_line_and_key() {
         let cases = [
-            ("# x\n\nimage_folder = []\n", ":3: unknown field `image_folder`, expected `image_folders`"),
+            (
+                "# x\n\nimage_folder = []\n",
+                ":3: unknown field `image_folder`, expected one of `image_folders`",
+            ),
             (
                 "image_folders = \"/x\"\n",
                 ":1: image_folders: invalid type: string \"/x\", expected a sequence",
@@ -188,6 +258,10 @@ mod tests {
             ("image_folders = [\n", ":1: "),
             ("image_folders = [\"images\"]", ": image_folders: \"images\" is not absolute"),
             ("image_folders = []\nimage_folders = []", ":2: duplicate key"),
+            ("mount_home = 1", ":1: mount_home: invalid type: integer `1`, expected a boolean"),
+            ("mounts = [\"/a:b\"]", ": mounts: \"/a:b\": the destination is not absolute"),
+            ("mounts = [\"a:/b\"]", ": mounts: \"a:/b:rw\" is not absolute"),
+            ("env = [\"=x\"]", ": env: \"=x\": the name is empty"),
         ];
         for (text, expected) in cases {
             let failure = parse(text).unwrap_err();

@@ -4,9 +4,16 @@
 
 pub mod config;
 pub mod failure;
+pub mod groups;
+pub mod handover;
 pub mod image;
+pub mod options;
 pub mod request;
+pub mod settings;
+pub mod wire;
 
 pub use config::Config;
 pub use failure::Failure;
+pub use handover::Handover;
 pub use request::Request;
+pub use settings::Settings;

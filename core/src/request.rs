@@ -4,12 +4,12 @@
 //! is the user's to change.
 
 use std::ffi::OsStr;
-use std::fmt::Write;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use crate::failure::quote;
-use crate::{Config, Failure, image};
+use crate::settings::Key;
+use crate::{Config, Failure, Settings, image, wire};
 
 /// Carries the request from srun, sbatch and salloc to the node, and from a job to the srun calls in it. The
 /// prefix SLURM_ lets it pass `--export=NONE`.
@@ -27,8 +27,10 @@ pub enum Request {
     Host,
     /// Slurm's own OCI runtime, whose business `--container` is where there is an oci.conf.
     SlurmRuntime,
-    /// A container.
+    /// A container of its own.
     Container(Container),
+    /// The container of another step of the same job on this node.
+    Join(String),
 }
 
 /// A container, fully described: nothing in it depends on where it is read.
@@ -36,6 +38,8 @@ pub enum Request {
 pub struct Container {
     /// Absolute path of the image.
     pub image: PathBuf,
+    /// Everything else that the user said.
+    pub settings: Settings,
 }
 
 impl Request {
@@ -51,7 +55,20 @@ impl Request {
             return Ok(Request::Host);
         }
         let image = image_path(value, directory, config).map_err(|failure| failure.about(option))?;
-        Ok(Request::Container(Container { image }))
+        Ok(Request::Container(Container { image, settings: Settings::default() }))
+    }
+
+    /// Makes a request of the value of `--container-join`: a step of this job, `0` or `batch`, also as `7.0`.
+    pub fn from_join(value: &[u8]) -> Result<Request, Failure> {
+        let text = std::str::from_utf8(value).unwrap_or_default();
+        let number = |part: &str| part.parse::<u32>().is_ok();
+        let (job, step) = text.split_once('.').map_or((None, text), |(job, step)| (Some(job), step));
+        let named = ["batch", "interactive"].contains(&step);
+        if job.is_none_or(number) && (named || number(step)) {
+            return Ok(Request::Join(text.to_owned()));
+        }
+        Err(Failure::new(format!("\"{}\" is not a step", quote(value)))
+            .hint("write the number of a step that runs on the node, as `squeue --steps` shows it, or batch"))
     }
 
     /// Makes a request of an option that reached the node without the client's request, so that nobody knows
@@ -66,53 +83,60 @@ impl Request {
             return Err(Failure::new(format!("{option}: {} is not absolute", quote(value)))
                 .hint("mizzen was not active where the job was submitted; check plugstack.conf there"));
         }
-        Ok(Request::Container(Container { image }))
+        Ok(Request::Container(Container { image, settings: Settings::default() }))
     }
 
-    /// Text for [`VARIABLE`]: `none`, `oci`, or `key=value` pairs joined by `&` with every unusual byte as %XX.
+    /// Text for [`VARIABLE`].
     pub fn encode(&self) -> String {
         match self {
             Request::Host => "none".to_owned(),
             Request::SlurmRuntime => "oci".to_owned(),
-            Request::Container(container) => {
-                format!("image={}", escape(container.image.as_os_str().as_bytes()))
+            Request::Join(step) => wire::encode([("join", step.clone().into_bytes())]),
+            Request::Container(Container { image, settings }) => {
+                let image = ("image", image.as_os_str().as_bytes().to_vec());
+                let settings = Key::ALL.iter().filter_map(|key| Some((key.name(), settings.text(*key)?)));
+                wire::encode([image].into_iter().chain(settings))
             }
         }
     }
 
     /// Reads [`VARIABLE`] back, on the node or in a nested srun.
     pub fn decode(text: &[u8]) -> Result<Request, Failure> {
-        if text == NONE {
-            return Ok(Request::Host);
-        }
-        if text == b"oci" {
-            return Ok(Request::SlurmRuntime);
-        }
-        let broken = |what: String| {
-            Failure::new(format!("{VARIABLE}: {what}")).hint(
+        let request = match text {
+            NONE => Ok(Request::Host),
+            b"oci" => Ok(Request::SlurmRuntime),
+            _ => wire::decode(text).and_then(|pairs| from_pairs(&pairs)),
+        };
+        request.map_err(|failure| {
+            failure.about(VARIABLE).hint(
                 "only mizzen sets this variable; unset it, and check that all nodes have the same mizzen",
             )
-        };
-        let mut image = None;
-        for pair in text.split(|byte| *byte == b'&') {
-            let equals = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
-            let (key, value) = (&pair[..equals], pair.get(equals + 1..).unwrap_or_default());
-            let value =
-                unescape(value).ok_or_else(|| broken(format!("bad escape in \"{}\"", quote(value))))?;
-            match key {
-                b"image" if image.is_none() => image = Some(value),
-                b"image" => return Err(broken("two images".to_owned())),
-                _ => return Err(broken(format!("unknown field \"{}\"", quote(key)))),
-            }
-        }
-        let image = image.ok_or_else(|| broken("no image".to_owned()))?;
-        check_path_text(&image).map_err(|failure| failure.about(VARIABLE))?;
-        let image = PathBuf::from(std::ffi::OsString::from_vec(image));
-        if !image.is_absolute() {
-            return Err(broken(format!("\"{}\" is not absolute", quote(image.as_os_str().as_bytes()))));
-        }
-        Ok(Request::Container(Container { image }))
+        })
     }
+}
+
+fn from_pairs(pairs: &[(String, Vec<u8>)]) -> Result<Request, Failure> {
+    if let [(key, step)] = pairs
+        && key == "join"
+    {
+        return Request::from_join(step);
+    }
+    let mut image = None;
+    let mut settings = Settings::default();
+    for (name, value) in pairs {
+        match Key::ALL.iter().find(|key| key.name() == name) {
+            Some(key) => settings.set(*key, value).map_err(|failure| failure.about(name))?,
+            None if name == "image" => image = Some(value),
+            None => return Err(Failure::new(format!("unknown field \"{name}\""))),
+        }
+    }
+    let image = image.ok_or_else(|| Failure::new("no image"))?;
+    check_path_text(image)?;
+    let image = PathBuf::from(OsStr::from_bytes(image));
+    if !image.is_absolute() {
+        return Err(Failure::new(format!("\"{}\" is not absolute", quote(image.as_os_str().as_bytes()))));
+    }
+    Ok(Request::Container(Container { image, settings }))
 }
 
 /// Finds the image that a user names, and sees that it is one.
@@ -193,34 +217,6 @@ fn find_image(name: &Path, directory: &Path, config: &Config) -> Result<PathBuf,
     }))
 }
 
-fn escape(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"/._-+:@,~".contains(byte) {
-            text.push(char::from(*byte));
-        } else {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
-}
-
-fn unescape(text: &[u8]) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.iter();
-    while let Some(byte) = rest.next() {
-        if *byte != b'%' {
-            bytes.push(*byte);
-            continue;
-        }
-        let high = char::from(*rest.next()?).to_digit(16)?;
-        let low = char::from(*rest.next()?).to_digit(16)?;
-        bytes.push(u8::try_from(high * 16 + low).ok()?);
-    }
-    Some(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,20 +227,24 @@ mod tests {
     }
 
     fn container(image: &[u8]) -> Request {
-        Request::Container(Container { image: PathBuf::from(OsStr::from_bytes(image)) })
+        Request::Container(Container {
+            image: PathBuf::from(OsStr::from_bytes(image)),
+            settings: Settings::default(),
+        })
     }
 
     #[test]
     fn a_relative_image_is_found_from_the_submission_directory() {
-        let expected = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/image");
-        assert_eq!(from_option(b"src/image"), Ok(Request::Container(Container { image: expected })));
+        let expected = concat!(env!("CARGO_MANIFEST_DIR"), "/src/image");
+        assert_eq!(from_option(b"src/image"), Ok(container(expected.as_bytes())));
         assert_eq!(from_option(b"none"), Ok(Request::Host));
     }
 
     #[test]
     fn a_bare_name_is_looked_up_in_the_sites_folders() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let config = Config { image_folders: vec!["/nonexistent".into(), folder.clone()] };
+        let config =
+            Config { image_folders: vec!["/nonexistent".into(), folder.clone()], ..Config::default() };
         let found =
             |name: &str| Request::from_option("--container", name.as_bytes(), Path::new("/"), &config);
         assert_eq!(found("image"), Ok(container(folder.join("image").as_os_str().as_bytes())));
@@ -286,6 +286,9 @@ mod tests {
 
     #[test]
     fn every_request_survives_the_variable() {
+        let mut settings = Settings::default();
+        settings.set(Key::Mounts, b"/a b:/c&d:ro,/e=%").unwrap();
+        settings.set(Key::Writable, b"no").unwrap();
         let all_bytes: Vec<u8> = b"/".iter().copied().chain(0x20..=0x7e).chain(0x80..=0xff).collect();
         for request in [
             Request::Host,
@@ -293,6 +296,8 @@ mod tests {
             container(b"/shared/tf.sqsh"),
             container(&all_bytes),
             container(b"/none"),
+            Request::Join("7.batch".to_owned()),
+            Request::Container(Container { image: "/a".into(), settings }),
         ] {
             let text = request.encode();
             assert!(text.bytes().all(|b| b.is_ascii_graphic()), "{text}");
@@ -302,15 +307,18 @@ mod tests {
 
     #[test]
     fn a_forged_variable_is_refused() {
-        let cases: [(&[u8], &str); 9] = [
+        let cases: [(&[u8], &str); 12] = [
             (b"", "unknown field \"\""),
             (b"image", "the image is empty"),
             (b"image=tf.sqsh", "\"tf.sqsh\" is not absolute"),
-            (b"image=/a&image=/b", "two images"),
+            (b"image=/a&image=/b", "\"image\" is there twice"),
             (b"image=/a&mount=/b", "unknown field \"mount\""),
+            (b"image=/a&mounts=b:c", "mounts: \"b:c\": the destination is not absolute"),
+            (b"mounts=/a", "no image"),
+            (b"join=../0", "\"../0\" is not a step"),
+            (b"join=0&image=/a", "unknown field \"join\""),
             (b"image=/a%0Ab", "control character"),
             (b"image=/a%4", "bad escape"),
-            (b"image=/a%zz", "bad escape"),
             (b"\xff\xfe", "unknown field \"\\xff\\xfe\""),
         ];
         for (text, expected) in cases {

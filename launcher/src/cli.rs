@@ -1,13 +1,16 @@
 //! The command line: help, man page and shell completions all come from these definitions.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use mizzen_core::Failure;
+use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
+use mizzen_core::options::parse_env;
+use mizzen_core::settings::{Key, Writable};
+use mizzen_core::{Config, Failure, Settings};
 
-use crate::options::{self, RunOptions};
+use crate::options::{self, Origin, RunOptions};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -86,8 +89,11 @@ pub struct ContainerArgs {
     /// colon or comma is written \: or \,.
     #[arg(long = "mount", short = 'm', value_name = "SRC[:DST[:FLAGS]]")]
     mounts: Vec<OsString>,
+    /// Have the home directory inside, if the site leaves it out
+    #[arg(long, overrides_with = "no_home")]
+    home: bool,
     /// Leave the home directory out
-    #[arg(long)]
+    #[arg(long, overrides_with = "home")]
     no_home: bool,
     /// Start in this directory of the container
     #[arg(long, short = 'w', value_name = "DIR")]
@@ -102,12 +108,27 @@ pub struct ContainerArgs {
     #[arg(long)]
     clean_env: bool,
     /// Be root inside
-    #[arg(long)]
+    #[arg(long, overrides_with = "no_remap_root")]
     remap_root: bool,
+    /// Be yourself inside, if the site remaps
+    #[arg(long, overrides_with = "remap_root")]
+    no_remap_root: bool,
+    /// Start the program through the image's entrypoint
+    #[arg(long, overrides_with = "no_entrypoint")]
+    entrypoint: bool,
+    /// Start the program itself, if the site prefers the entrypoint
+    #[arg(long, overrides_with = "entrypoint")]
+    no_entrypoint: bool,
     /// Make the root writable; changes are kept in memory, up to SIZE (512m, 2g; default 50% of the memory), and end
     /// with the container
-    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "50%")]
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "yes", overrides_with = "readonly")]
     writable: Option<String>,
+    /// Write only to what is mounted from the host, if the site makes roots writable
+    #[arg(long, overrides_with = "writable")]
+    readonly: bool,
+    /// Tell how long each part of the start took
+    #[arg(long, short = 'v')]
+    verbose: bool,
     /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
     #[arg(long, value_name = "NAMES")]
     unshare: Option<String>,
@@ -119,36 +140,42 @@ pub struct ContainerArgs {
 }
 
 impl ContainerArgs {
-    /// Parses what clap leaves as text.
+    /// Parses what clap leaves as text, and adds the site's settings.
     pub fn into_options(self) -> Result<RunOptions, Failure> {
-        let mut mounts = Vec::new();
+        let mut settings = Settings::default();
         for text in &self.mounts {
-            mounts.extend(options::parse_mounts(text)?);
+            set(&mut settings, Key::Mounts, text, "--mount")?;
         }
-        let mut environment = Vec::new();
         for file in &self.env_files {
-            environment.extend(options::read_env_file(file)?);
+            settings.environment.extend(options::read_env_file(file)?);
         }
         for text in &self.environment {
-            environment.push(options::parse_env(text)?);
+            // Not a list: a comma belongs to the value.
+            settings.environment.push(parse_env(text).map_err(|failure| failure.about("--env"))?);
         }
         if let Some(word) = self.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-")) {
             let word = quote(word.as_encoded_bytes());
             return Err(Failure::new(format!("{word}: not an option of mizzen, and no program"))
                 .hint("options stand before the image, the program and its arguments behind it"));
         }
-        let writable = self.writable.as_deref().map(options::parse_size).transpose();
-        Ok(RunOptions {
-            image: self.image,
-            command: self.command,
-            mounts,
-            no_home: self.no_home,
-            workdir: self.workdir,
-            environment,
-            clean_env: self.clean_env,
-            remap_root: self.remap_root,
-            writable: writable.map_err(|failure| failure.about("--writable"))?,
-            unshare: self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default(),
-        })
+        if let Some(size) = &self.writable {
+            set(&mut settings, Key::Writable, size.as_ref(), "--writable")?;
+        } else if self.readonly {
+            settings.writable = Some(Writable::No);
+        }
+        let choice = |yes: bool, no: bool| (yes || no).then_some(yes);
+        settings.mount_home = choice(self.home, self.no_home);
+        settings.remap_root = choice(self.remap_root, self.no_remap_root);
+        settings.entrypoint = choice(self.entrypoint, self.no_entrypoint);
+        settings.verbose = self.verbose.then_some(true);
+        settings.workdir = self.workdir;
+        let config = Config::load(&Source::Default)?;
+        let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
+        let options = RunOptions::new(self.image, self.command, settings, &config, Origin::Option)?;
+        Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
     }
+}
+
+fn set(settings: &mut Settings, key: Key, value: &OsStr, option: &str) -> Result<(), Failure> {
+    settings.set(key, value.as_encoded_bytes()).map_err(|failure| failure.about(option))
 }

@@ -131,7 +131,7 @@ fn settings() -> Result<String, Failure> {
 }
 
 fn user_namespace() -> Result<String, Failure> {
-    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false))?;
+    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
     let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap_or_default();
     Ok(format!("works (at most {} of them)", limit.trim()))
 }
@@ -142,7 +142,7 @@ fn mounts() -> Result<String, Failure> {
 }
 
 fn fuse() -> Result<String, Failure> {
-    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false))?;
+    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
     let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
         Failure::new(format!("cannot open /dev/fuse: {}", cause(&error)))
             .hint("load the kernel module fuse (modprobe fuse), and give /dev/fuse mode 0666")
@@ -171,7 +171,7 @@ fn overlay() -> Result<String, Failure> {
 
 /// User and mount namespaces of the attempt's own, with a tmpfs in a place that is returned.
 fn own_mounts() -> Result<&'static str, Failure> {
-    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false))?;
+    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
     sandbox::enter_mount_namespace(Unshare::default())?;
     try_mount("tmpfs", "/tmp", "mode=0755", "a security policy may forbid mounts in user namespaces")?;
     Ok("/tmp")

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use mizzen_core::handover::Accounts;
 use nix::unistd::{getgid, getuid};
 
 /// The user and the node as they are.
@@ -20,6 +21,8 @@ pub struct Host {
     pub user: String,
     /// The name of the primary group, if a file tells it.
     pub group: Option<String>,
+    /// Other groups of the user that will be mapped into the container, by number and name.
+    pub mapped_groups: Vec<(u32, String)>,
     /// The home directory, if it exists.
     pub home: Option<PathBuf>,
     /// The login shell.
@@ -58,18 +61,44 @@ const FURTHER_DEVICES: [&str; 16] = [
 ];
 
 impl Host {
-    /// Looks around.
+    /// Looks around, as a user without a job.
     pub fn look() -> Host {
         let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let account = account_in_file(Path::new("/etc/passwd"), uid);
+        let group = group_in_file(Path::new("/etc/group"), gid);
+        Host::of(uid, gid, account, group, Vec::new())
+    }
+
+    /// Looks around in a job, where Slurm's side has asked the name services.
+    pub fn look_with(accounts: &Accounts, broker: bool) -> Host {
+        let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+        let account = accounts.user.clone().map(|name| Account {
+            name,
+            home: accounts.home.clone().unwrap_or_default(),
+            shell: accounts.shell.clone().unwrap_or_default(),
+        });
+        let (primary, others): (Vec<_>, Vec<_>) =
+            accounts.groups.iter().cloned().partition(|(group, _)| *group == gid);
+        let group = primary.into_iter().map(|(_, name)| name).find(|name| !name.is_empty());
+        Host::of(uid, gid, account, group, if broker { others } else { Vec::new() })
+    }
+
+    fn of(
+        uid: u32,
+        gid: u32,
+        account: Option<Account>,
+        group: Option<String>,
+        mapped_groups: Vec<(u32, String)>,
+    ) -> Host {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let user = account.as_ref().map(|account| account.name.clone());
         let home = std::env::var_os("HOME").map(PathBuf::from).or(account.as_ref().map(|a| a.home.clone()));
         Host {
             uid,
             gid,
             user: user.or_else(|| variable("USER")).unwrap_or_else(|| format!("user{uid}")),
-            group: group_in_file(Path::new("/etc/group"), gid),
+            group,
+            mapped_groups,
             home: home.filter(|home| home.is_absolute() && home.is_dir()),
             shell: variable("SHELL").map(PathBuf::from).or(account.map(|account| account.shell)),
             cwd: std::env::current_dir().ok(),
@@ -89,6 +118,7 @@ impl Host {
             gid: 2001,
             user: "alice".to_owned(),
             group: None,
+            mapped_groups: Vec::new(),
             home: None,
             shell: None,
             cwd: None,

@@ -10,6 +10,7 @@ mod pipeline;
 mod plan;
 mod progress;
 mod sandbox;
+mod step;
 mod sys;
 
 use std::io::Write;
@@ -23,6 +24,10 @@ use mizzen_core::{Config, Failure};
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    let called = std::env::args_os().next().unwrap_or_default();
+    if Path::new(&called).file_name().is_some_and(|name| name == step::NAME) {
+        return step::run();
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -1,36 +1,128 @@
 //! What a run is asked to do, parsed once from the command line. Runs as the user on the host.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Component, Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
-use mizzen_core::Failure;
 use mizzen_core::failure::{cause, quote};
+use mizzen_core::options::{EnvOption, MountOption, parse_env};
+use mizzen_core::settings::{Settings, Writable};
+use mizzen_core::{Config, Failure};
 
-/// Everything that shapes a container, apart from the site's settings.
+/// Everything that shapes a container.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     /// The image as the user names it.
     pub image: PathBuf,
     /// The program and its arguments; empty for the image's own.
     pub command: Vec<OsString>,
-    /// Further mounts, in the order given.
-    pub mounts: Vec<MountOption>,
+    /// The site's mounts, then the user's.
+    pub mounts: Vec<(MountOption, Origin)>,
     /// Leave the home directory out.
     pub no_home: bool,
     /// Where the program starts.
     pub workdir: Option<PathBuf>,
-    /// Variables to set or to take from the host, in the order given.
-    pub environment: Vec<EnvOption>,
+    /// Variables to set or to take from the host: the site's, then the user's.
+    pub environment: Vec<(EnvOption, Origin)>,
     /// Start from an empty environment instead of the host's.
     pub clean_env: bool,
     /// Be root inside.
     pub remap_root: bool,
     /// A writable root whose changes end with the container; the size limit is the text of tmpfs's `size=`.
     pub writable: Option<String>,
+    /// Start the program through the image's entrypoint.
+    pub entrypoint: bool,
+    /// Tell how long the parts of the start took.
+    pub verbose: bool,
     /// Further namespaces of the container's own.
     pub unshare: Unshare,
+    /// What a step of a Slurm job needs beside.
+    pub step: Option<StepOptions>,
 }
+
+/// What a step of a Slurm job needs beside the container's own settings.
+#[derive(Clone, Debug, Default)]
+pub struct StepOptions {
+    /// A batch script, which lies in a directory of Slurm's.
+    pub script: Option<PathBuf>,
+    /// Slurm's commands can be called inside.
+    pub commands: bool,
+}
+
+/// Who wants something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The administrator, in mizzen.toml.
+    Site,
+    /// The user, by an option of mizzen.
+    Option,
+    /// The user, by an option of Slurm's commands.
+    StepOption,
+}
+
+impl Origin {
+    /// The name of the mounts that it wants, in messages.
+    pub fn mounts(self) -> &'static str {
+        match self {
+            Origin::Site => "mizzen.toml: mounts",
+            Origin::Option => "--mount",
+            Origin::StepOption => "--container-mounts",
+        }
+    }
+
+    /// The name of the variables that it wants.
+    pub fn environment(self) -> &'static str {
+        match self {
+            Origin::Site => "mizzen.toml: env",
+            Origin::Option => "--env",
+            Origin::StepOption => "--container-env",
+        }
+    }
+}
+
+impl RunOptions {
+    /// The option for the directory in which the program starts.
+    pub fn workdir_option(&self) -> &'static str {
+        if self.step.is_some() { "--container-workdir" } else { "--workdir" }
+    }
+
+    /// The user's settings on top of the site's.
+    pub fn new(
+        image: PathBuf,
+        command: Vec<OsString>,
+        user: Settings,
+        config: &Config,
+        origin: Origin,
+    ) -> Result<RunOptions, Failure> {
+        let site = config.settings()?;
+        let mounts = site.mounts.iter().map(|mount| (mount.clone(), Origin::Site));
+        let mounts = mounts.chain(user.mounts.iter().map(|mount| (mount.clone(), origin))).collect();
+        let environment = site.environment.iter().map(|variable| (variable.clone(), Origin::Site));
+        let environment =
+            environment.chain(user.environment.iter().map(|variable| (variable.clone(), origin))).collect();
+        let settings = user.or(site);
+        Ok(RunOptions {
+            image,
+            command,
+            mounts,
+            no_home: settings.mount_home == Some(false),
+            workdir: settings.workdir,
+            environment,
+            remap_root: settings.remap_root == Some(true),
+            writable: match settings.writable {
+                None | Some(Writable::No) => None,
+                Some(Writable::Yes) => Some(DEFAULT_SIZE.to_owned()),
+                Some(Writable::UpTo(size)) => Some(size),
+            },
+            entrypoint: settings.entrypoint == Some(true),
+            verbose: settings.verbose == Some(true),
+            ..RunOptions::default()
+        })
+    }
+}
+
+/// How much a writable root keeps, unless the user says.
+const DEFAULT_SIZE: &str = "50%";
 
 /// Namespaces beside the user and mount namespace, which a container always has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,167 +137,6 @@ pub struct Unshare {
     pub uts: bool,
 }
 
-/// One `--mount`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountOption {
-    /// What is mounted.
-    pub source: MountSource,
-    /// Where, inside.
-    pub target: PathBuf,
-    /// How.
-    pub flags: MountFlags,
-}
-
-/// What `--mount` mounts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MountSource {
-    /// A file or directory of the host, with everything mounted below it.
-    Bind(PathBuf),
-    /// The content of a squashfs file of the host.
-    Squashfs(PathBuf),
-    /// An empty tmpfs with this `size=`, if any.
-    Tmpfs(Option<String>),
-}
-
-/// Restrictions of a mount.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MountFlags {
-    /// Nothing can be written.
-    pub read_only: bool,
-    /// Programs cannot be executed.
-    pub no_exec: bool,
-}
-
-/// One `--env`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EnvOption {
-    /// `NAME=VALUE`.
-    Set(OsString, OsString),
-    /// `NAME`: the host's value, whatever the image says.
-    FromHost(OsString),
-}
-
-/// Parses `SRC[:DST[:FLAGS]]`, and several of them joined by commas. A backslash takes a colon, comma or
-/// backslash literally. Flags are joined by `+`, as pyxis does.
-pub fn parse_mounts(text: &OsStr) -> Result<Vec<MountOption>, Failure> {
-    split(text.as_bytes(), b',').iter().map(|part| parse_mount(part)).collect()
-}
-
-fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
-    let bad = |why: &str| {
-        Failure::new(format!("--mount: \"{}\": {why}", quote(part))).hint("write SRC:DST:FLAGS with FLAGS like ro+noexec (ro, rw, noexec, squashfs, size=); several joined by commas")
-    };
-    if part.iter().any(u8::is_ascii_control) {
-        return Err(bad("control character"));
-    }
-    let fields: Vec<PathBuf> =
-        split(part, b':').iter().map(|field| PathBuf::from(OsString::from_vec(unescape(field)))).collect();
-    let (source, target, flags) = match fields.as_slice() {
-        [source] => (source, source, None),
-        [source, target] => (source, target, None),
-        [source, target, flags] => (source, target, Some(flags)),
-        _ => return Err(bad("more than three parts")),
-    };
-    if source.as_os_str().is_empty() {
-        return Err(bad("the source is empty"));
-    }
-    if target.as_os_str().is_empty() {
-        return Err(bad("the destination is empty"));
-    }
-    if fields.len() > 1 && !target.is_absolute() {
-        return Err(bad("the destination is not absolute"));
-    }
-    if is_root(target) {
-        return Err(bad("the destination is the root itself"));
-    }
-    let words = flags.map_or("", |flags| flags.to_str().unwrap_or("?"));
-    let mut parsed = MountFlags::default();
-    let mut squashfs = false;
-    let mut size = None;
-    for word in words.split('+').filter(|_| flags.is_some()) {
-        match word {
-            "ro" => parsed.read_only = true,
-            "rw" => parsed.read_only = false,
-            "noexec" => parsed.no_exec = true,
-            // Always so: a user namespace can bind only whole trees, and no mount inside gives privileges.
-            "bind" | "rbind" | "nosuid" | "nodev" | "private" | "rprivate" => {}
-            "squashfs" => squashfs = true,
-            _ => match word.strip_prefix("size=") {
-                Some(limit) => size = Some(parse_size(limit).map_err(|failure| bad(&failure.message))?),
-                None => return Err(bad(&format!("unknown flag \"{}\"", quote(word.as_bytes())))),
-            },
-        }
-    }
-    let is_tmpfs = source.as_os_str() == "tmpfs" && fields.len() > 1;
-    if size.is_some() && !is_tmpfs {
-        return Err(bad("size= belongs to tmpfs"));
-    }
-    let source = match (is_tmpfs, squashfs) {
-        (true, true) => return Err(bad("tmpfs cannot be squashfs")),
-        (true, false) => MountSource::Tmpfs(size),
-        (false, true) if fields.len() == 1 => return Err(bad("a squashfs file needs a destination")),
-        (false, true) => MountSource::Squashfs(source.clone()),
-        (false, false) => MountSource::Bind(source.clone()),
-    };
-    Ok(MountOption { source, target: target.clone(), flags: parsed })
-}
-
-/// Whether a path is `/` in one of its spellings.
-fn is_root(path: &Path) -> bool {
-    path.is_absolute() && !path.components().any(|part| matches!(part, Component::Normal(_)))
-}
-
-/// Splits at a separator that no backslash precedes.
-fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
-    let mut parts = vec![Vec::new()];
-    let mut bytes = text.iter().copied();
-    while let Some(byte) = bytes.next() {
-        if byte == separator {
-            parts.push(Vec::new());
-        } else if let Some(part) = parts.last_mut() {
-            part.push(byte);
-            if byte == b'\\' {
-                part.extend(bytes.next());
-            }
-        }
-    }
-    parts
-}
-
-fn unescape(text: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut bytes = text.iter().copied().peekable();
-    while let Some(byte) = bytes.next() {
-        match bytes.peek() {
-            Some(next) if byte == b'\\' && b":,\\".contains(next) => plain.extend(bytes.next()),
-            _ => plain.push(byte),
-        }
-    }
-    plain
-}
-
-/// Parses `NAME=VALUE` or `NAME`.
-pub fn parse_env(text: &OsStr) -> Result<EnvOption, Failure> {
-    let bytes = text.as_bytes();
-    let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
-        Some(equals) => (&bytes[..equals], Some(&bytes[equals + 1..])),
-        None => (bytes, None),
-    };
-    if name.iter().any(|byte| byte.is_ascii_whitespace() || byte.is_ascii_control()) {
-        return Err(Failure::new(format!("--env: \"{}\": not a variable's name", quote(name)))
-            .hint("write NAME=VALUE, without `export` and without blanks before the ="));
-    }
-    if name.is_empty() {
-        return Err(Failure::new(format!("--env: \"{}\": the name is empty", quote(bytes)))
-            .hint("write NAME=VALUE, or NAME for the host's value"));
-    }
-    let name = OsStr::from_bytes(name).to_owned();
-    Ok(match value {
-        Some(value) => EnvOption::Set(name, OsStr::from_bytes(value).to_owned()),
-        None => EnvOption::FromHost(name),
-    })
-}
-
 /// Reads a file of `NAME=VALUE` lines, as `docker --env-file` does: no quotes, no expansion, `#` comments.
 pub fn read_env_file(path: &Path) -> Result<Vec<EnvOption>, Failure> {
     let text = std::fs::read(path).map_err(|error| {
@@ -215,26 +146,10 @@ pub fn read_env_file(path: &Path) -> Result<Vec<EnvOption>, Failure> {
     lines
         .filter(|line| !line.trim_ascii().is_empty() && !line.trim_ascii_start().starts_with(b"#"))
         .map(|line| {
-            parse_env(OsStr::from_bytes(line)).map_err(|failure| {
-                let file = quote(path.as_os_str().as_bytes());
-                Failure {
-                    message: format!("{file}: {}", failure.message.replacen("--env", "--env-file", 1)),
-                    ..failure
-                }
-            })
+            parse_env(OsStr::from_bytes(line))
+                .map_err(|failure| failure.about("--env-file").about(quote(path.as_os_str().as_bytes())))
         })
         .collect()
-}
-
-/// Checks a size for tmpfs: a number with k, m, g or % behind it, and not 0, which would mean no limit.
-pub fn parse_size(text: &str) -> Result<String, Failure> {
-    let digits = text.trim_end_matches(|c: char| "kmgKMG%".contains(c));
-    let good = digits.parse::<u64>().is_ok_and(|number| number > 0) && text.len() - digits.len() <= 1;
-    if good {
-        return Ok(text.to_owned());
-    }
-    Err(Failure::new(format!("\"{}\" is not a size", quote(text.as_bytes())))
-        .hint("write a number with k, m or g behind it, or a percentage of the node's memory: 512m, 2g, 50%"))
 }
 
 /// Parses the names in `--unshare pid,ipc,net,uts`.
@@ -259,66 +174,8 @@ pub fn parse_unshare(text: &str) -> Result<Unshare, Failure> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Vec<MountOption>, Failure> {
-        parse_mounts(OsStr::new(text))
-    }
-
-    fn bind(source: &str, target: &str, flags: MountFlags) -> MountOption {
-        MountOption { source: MountSource::Bind(source.into()), target: target.into(), flags }
-    }
-
     #[test]
-    fn mounts_are_parsed() {
-        let read_only = MountFlags { read_only: true, ..MountFlags::default() };
-        assert_eq!(parse("/data"), Ok(vec![bind("/data", "/data", MountFlags::default())]));
-        assert_eq!(
-            parse("data:/data:ro,/x:/y:rw+noexec+rbind"),
-            Ok(vec![
-                bind("data", "/data", read_only),
-                bind("/x", "/y", MountFlags { no_exec: true, ..MountFlags::default() })
-            ])
-        );
-        assert_eq!(parse(r"/a\:b\,c:/d"), Ok(vec![bind("/a:b,c", "/d", MountFlags::default())]));
-        assert_eq!(
-            parse("tmpfs:/scratch:size=1G").unwrap()[0].source,
-            MountSource::Tmpfs(Some("1G".to_owned()))
-        );
-        assert_eq!(parse("d.sqsh:/d:squashfs").unwrap()[0].source, MountSource::Squashfs("d.sqsh".into()));
-    }
-
-    #[test]
-    fn bad_mounts_are_named() {
-        let cases = [
-            ("", "\"\": the source is empty"),
-            (":", "\":\": the source is empty"),
-            ("a:", "\"a:\": the destination is empty"),
-            (":b", "\":b\": the source is empty"),
-            ("/a:/b:ro:x", "\"/a:/b:ro:x\": more than three parts"),
-            ("/a:/b:shiny", "\"/a:/b:shiny\": unknown flag \"shiny\""),
-            ("/a:/b:", "\"/a:/b:\": unknown flag \"\""),
-            ("/a:/b,", "\"\": the source is empty"),
-            ("/a:b", "\"/a:b\": the destination is not absolute"),
-            ("/a:/", "\"/a:/\": the destination is the root itself"),
-            ("/a://./", "\"/a://./\": the destination is the root itself"),
-            ("/", "\"/\": the destination is the root itself"),
-            ("/a:/b\n", "\"/a:/b\\n\": control character"),
-            ("/a:/b:size=1G", "\"/a:/b:size=1G\": size= belongs to tmpfs"),
-        ];
-        for (text, expected) in cases {
-            let failure = parse(text).unwrap_err();
-            assert_eq!(failure.message, format!("--mount: {expected}"));
-        }
-    }
-
-    #[test]
-    fn variables_are_parsed() {
-        assert_eq!(parse_size("512m"), Ok("512m".to_owned()));
-        for text in ["", "0", "m", "1m,size=9g", "10Q", "1mm", "-1"] {
-            assert!(parse_size(text).is_err(), "{text}");
-        }
-        assert_eq!(parse_env(OsStr::new("A=b=c")), Ok(EnvOption::Set("A".into(), "b=c".into())));
-        assert_eq!(parse_env(OsStr::new("A")), Ok(EnvOption::FromHost("A".into())));
-        assert_eq!(parse_env(OsStr::new("=x")).unwrap_err().message, "--env: \"=x\": the name is empty");
+    fn namespaces_are_parsed() {
         assert_eq!(parse_unshare("pid,net"), Ok(Unshare { pid: true, net: true, ..Unshare::default() }));
         assert!(parse_unshare("pid,").unwrap_err().message.contains("no namespace \"\""));
     }

@@ -32,9 +32,14 @@ pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
 pub fn prepare(options: &RunOptions) -> Result<(Plan, Sources), Failure> {
     let host = Host::look();
     let image = Image::find(&options.image, &host)?;
+    plan(options, image, &host)
+}
+
+/// The plan for an image, and what it is made of.
+pub fn plan(options: &RunOptions, image: Image, host: &Host) -> Result<(Plan, Sources), Failure> {
     let metadata = image.metadata()?;
     image::check_architecture(&image.opened.path, &metadata)?;
-    let plan = Plan::make(options, image.tree(), &metadata, &host).map_err(|failure| image.named(failure))?;
+    let plan = Plan::make(options, image.tree(), &metadata, host).map_err(|failure| image.named(failure))?;
     let mut data = Vec::new();
     for mount in &plan.mounts {
         if let What::Squashfs(path) = &mount.what {
@@ -63,12 +68,17 @@ impl Image {
         let config = Config::load(&Source::Default)?;
         let directory = host.cwd.as_deref().unwrap_or(Path::new("/"));
         let path = request::image_path(name.as_os_str().as_bytes(), directory, &config)?;
-        let opened = image::identify(&path)?;
+        Image::find_at(&path)
+    }
+
+    /// Recognises the image at an absolute path.
+    pub fn find_at(path: &Path) -> Result<Image, Failure> {
+        let opened = image::identify(path)?;
         let content =
             match &opened.kind {
                 Kind::Squashfs => Content::Squashfs(Arc::new(open_squashfs(&opened, 0)?)),
                 Kind::Sif { offset, .. } => Content::Squashfs(Arc::new(open_squashfs(&opened, *offset)?)),
-                Kind::Directory => Content::Directory(DirectoryTree::open(&path).map_err(|error| {
+                Kind::Directory => Content::Directory(DirectoryTree::open(path).map_err(|error| {
                     Failure::new(format!("{}: {error}", quote(path.as_os_str().as_bytes())))
                 })?),
             };

@@ -1,18 +1,23 @@
 //! `spank_mizzen.so`: which hook does what in which of Slurm's programs. This file is that table.
 //!
-//! | hook          | srun, sbatch, salloc (user)    | slurmstepd (root)    | task (user)            |
-//! |---------------|--------------------------------|----------------------|------------------------|
-//! | init          | register the options           | register the options |                        |
-//! | init_post_opt | make the request, or refuse    |                      |                        |
-//! | task_init     |                                |                      | enter, or end the task |
+//! | hook                 | srun, sbatch, salloc (user) | slurmstepd (root)          | task                        |
+//! |----------------------|-----------------------------|----------------------------|-----------------------------|
+//! | init                 | register the options        | register the options       |                             |
+//! | init_post_opt        | make the request, or refuse | make a place for the tasks |                             |
+//! | task_init_privileged |                             |                            | start the broker (root)     |
+//! | task_post_fork       |                             | note the first task        |                             |
+//! | task_init            |                             |                            | hand over, or end (user)    |
+//! | exit                 |                             | log how it went            |                             |
 //!
 //! slurmd loads the plugin too and gets nothing to do. How a failure in each of them reaches the user is in
 //! `spank/mod.rs`, which is also the only file that talks to Slurm.
 
 mod client;
+mod meeting;
 mod node;
 mod oci;
 mod options;
+mod root;
 mod spank;
 mod state;
 mod version;
@@ -25,7 +30,10 @@ use spank::Spank;
 enum Hook {
     Init,
     InitPostOpt,
+    TaskInitPrivileged,
+    TaskPostFork,
     TaskInit,
+    Exit,
 }
 
 /// The kinds of program that load the plugin.
@@ -45,8 +53,14 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
         (Hook::Init, Context::Client) => client::register_options(spank),
         (Hook::Init, Context::Node) => options::register(spank),
         (Hook::InitPostOpt, Context::Client) => client::make_request(),
-        (Hook::TaskInit, Context::Node) => node::enter(spank),
-        (Hook::InitPostOpt, Context::Node) | (Hook::TaskInit, Context::Client) => Ok(()),
+        (Hook::InitPostOpt, Context::Node) => node::open_meeting(spank),
+        (Hook::TaskInitPrivileged, Context::Node) => node::start_broker(spank),
+        (Hook::TaskPostFork, Context::Node) => node::note_builder(spank),
+        (Hook::TaskInit, Context::Node) => node::hand_over(spank),
+        (Hook::Exit, Context::Node) => node::log_outcome(),
+        (Hook::TaskInitPrivileged | Hook::TaskPostFork | Hook::TaskInit | Hook::Exit, Context::Client) => {
+            Ok(())
+        }
         (_, Context::Slurmd) => Ok(()),
     }
 }
@@ -65,7 +79,10 @@ impl Hook {
         match self {
             Hook::Init => "init",
             Hook::InitPostOpt => "init_post_opt",
+            Hook::TaskInitPrivileged => "task_init_privileged",
+            Hook::TaskPostFork => "task_post_fork",
             Hook::TaskInit => "task_init",
+            Hook::Exit => "exit",
         }
     }
 }

@@ -1,14 +1,28 @@
-//! The task, as the user, just before its program starts: enter the container, or end.
+//! The node: slurmstepd as root prepares a meeting place for the tasks of a step; each task, as the user, hands over to
+//! the launcher, which makes the container or enters it. Until the launcher runs, a task is on the host, where Slurm's
+//! prologs belong.
 
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use mizzen_core::failure::quote;
+use mizzen_core::handover::{self, Accounts, Outcome, Role};
 use mizzen_core::request::VARIABLE;
-use mizzen_core::{Config, Failure, Request};
+use mizzen_core::{Config, Failure, Handover, Request};
+use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::client::SLURM_CONTAINER;
-use crate::spank::Spank;
+use crate::meeting::Meeting;
+use crate::options::Meaning;
+use crate::root;
+use crate::spank::{self, Spank, Step};
+use crate::state::Reported;
 use crate::{oci, options, state};
+
+/// The launcher under the name by which it knows what to do, beside the plugin.
+const LAUNCHER: &str = "mizzen-enter";
 
 /// Whether a container was asked for at all: by the client's request, by an option that reached the node some
 /// other way, or by Slurm's own option from a client without mizzen.
@@ -19,16 +33,47 @@ pub fn container_wanted(spank: &Spank) -> bool {
     state::lock().wanted || !none_in_environment || !no_bare_option
 }
 
-/// Enters the container that the job asks for. A failure ends the task.
-pub fn enter(spank: &Spank) -> Result<(), Failure> {
+/// slurmstepd, before any task exists: makes the place where the tasks meet.
+pub fn open_meeting(spank: &Spank) -> Result<(), Failure> {
+    if !container_wanted(spank) || spank.step() == Some(Step::Extern) {
+        return Ok(());
+    }
+    // A request that is wrong is reported by the tasks.
+    if let Ok(Request::Container(_) | Request::Join(_)) = request(spank) {
+        let meeting = Meeting::open()?;
+        state::lock().meeting = Some(meeting);
+    }
+    Ok(())
+}
+
+/// slurmstepd, when a task has been forked: remembers the process of the first one, before any task goes on.
+pub fn note_builder(spank: &Spank) -> Result<(), Failure> {
+    match (&state::lock().meeting, spank.local_task_id(), spank.task_pid()) {
+        (Some(meeting), Some(0), Some(pid)) => meeting.note_builder(pid),
+        _ => Ok(()),
+    }
+}
+
+/// The first task, while it is root: starts the broker, if the user has more groups than he can map himself.
+pub fn start_broker(spank: &Spank) -> Result<(), Failure> {
+    if state::lock().meeting.is_none() || spank.local_task_id() != Some(0) {
+        return Ok(());
+    }
+    let (uid, gid, groups) = spank.identity()?;
+    if groups.iter().any(|group| *group != gid) {
+        let broker = root::start(&root::Client { uid, gid, groups })?;
+        state::lock().broker = Some(broker);
+    }
+    Ok(())
+}
+
+/// A task, as the user, just before Slurm's prologs and its program: hands over to the launcher. A failure ends it.
+pub fn hand_over(spank: &Spank) -> Result<(), Failure> {
     if !container_wanted(spank) {
         return Ok(());
     }
-    let (failure, source) = {
-        let state = state::lock();
-        (state.failure.clone(), state.config_source())
-    };
-    let entered = match failure {
+    let failure = state::lock().failure.clone();
+    let done = match failure {
         Some(failure) => Err(failure),
         None => request(spank).and_then(|request| match request {
             Request::Host => Ok(()),
@@ -37,15 +82,98 @@ pub fn enter(spank: &Spank) -> Result<(), Failure> {
                 "--container: this node has no oci.conf, the login node has",
             )
             .hint("Slurm's own runtime must be configured on all nodes; --container-image is mizzen's")),
-            Request::Container(container) => {
-                Config::load(&source?)?;
-                let image = quote(container.image.as_os_str().as_bytes());
-                Err(Failure::new(format!("{image}: this version of mizzen cannot start containers yet"))
-                    .hint("until then: srun mizzen run IMAGE PROGRAM"))
-            }
+            Request::Container(_) | Request::Join(_) => start_launcher(spank, &request),
         }),
     };
-    entered.map_err(|failure| failure.about(node_name()))
+    done.map_err(|failure| failure.about(node_name()))
+}
+
+fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
+    // From here on the request alone says what the job has; Slurm's variable would hide a nested srun's option.
+    spank.unset_job_variable(c"SLURM_CONTAINER");
+    let config = state::lock().config_source()?;
+    let settings = Config::load(&config)?;
+    let step = spank.step().ok_or_else(|| Failure::new("Slurm does not tell which step this is"))?;
+    if let (Request::Container(container), Step::Batch | Step::Interactive) = (request, step)
+        && !container.settings.script.unwrap_or(settings.script)
+    {
+        spank.set_job_variable(VARIABLE, &request.encode())?; // for the srun calls in the script
+        return Ok(());
+    }
+    let launcher = launcher()?;
+    let accounts = accounts(spank)?;
+    let mut state = state::lock();
+    let broker = state.broker.take();
+    let meeting = state.meeting.as_ref().ok_or_else(|| Failure::new("the tasks have no place to meet"))?;
+    let role = match spank.local_task_id() {
+        Some(0) => Role::Builder { broker: broker.as_ref().map(AsRawFd::as_raw_fd), accounts },
+        _ => Role::Member {
+            builder: meeting.builder().ok_or_else(|| Failure::new("the first task's process is unknown"))?,
+        },
+    };
+    let job = spank.job_id().unwrap_or_default();
+    let handover = Handover {
+        node: node_name(),
+        step: match step {
+            Step::Number(number) => format!("{job}.{number}"),
+            Step::Batch => format!("{job}.batch"),
+            Step::Interactive => format!("{job}.interactive"),
+            Step::Extern => format!("{job}.extern"),
+        },
+        config,
+        receive: meeting.receive.as_raw_fd(),
+        send: meeting.send.as_raw_fd(),
+        role,
+        program: spank.start_instead(&launcher)?,
+    };
+    spank.set_job_variable(VARIABLE, &request.encode())?;
+    spank.set_job_variable(handover::VARIABLE, &handover.encode())?;
+    for fd in [Some(&meeting.receive), Some(&meeting.send), broker.as_ref()].into_iter().flatten() {
+        spank::keep_through_exec(fd.as_fd());
+    }
+    std::mem::forget(broker); // the launcher's now
+    Ok(())
+}
+
+/// slurmstepd, at the end of the step: what became of the container goes into Slurm's log.
+pub fn log_outcome() -> Result<(), Failure> {
+    match state::lock().meeting.as_ref().and_then(Meeting::outcome) {
+        Some(Outcome::Failed(why)) => spank::inform(&why),
+        Some(Outcome::Ready(times)) => spank::debug(&times),
+        None => {}
+    }
+    Ok(())
+}
+
+fn launcher() -> Result<CString, Failure> {
+    let directory =
+        spank::plugin_directory().ok_or_else(|| Failure::new("cannot find the plugin's own file"))?;
+    let launcher = Path::new(&directory).join(LAUNCHER);
+    if !launcher.is_file() {
+        let message = format!("{}: the launcher is missing", launcher.display());
+        return Err(Failure::new(message).hint("it belongs beside spank_mizzen.so; install both together"));
+    }
+    CString::new(launcher.as_os_str().as_bytes()).map_err(|_| Failure::new("NUL in the launcher's path"))
+}
+
+/// The user as the node's name services know him; the launcher cannot ask them. Only the first task needs it.
+fn accounts(spank: &Spank) -> Result<Accounts, Failure> {
+    if spank.local_task_id() != Some(0) {
+        return Ok(Accounts::default());
+    }
+    let (uid, gid, groups) = spank.identity()?;
+    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+    let others = groups.into_iter().filter(|group| *group != gid);
+    let named = |gid: u32| {
+        let group = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
+        (gid, group.map(|group| group.name).unwrap_or_default())
+    };
+    Ok(Accounts {
+        user: user.as_ref().map(|user| user.name.clone()),
+        home: user.as_ref().map(|user| user.dir.clone()),
+        shell: user.as_ref().map(|user| user.shell.clone()),
+        groups: [gid].into_iter().chain(others).map(named).collect(),
+    })
 }
 
 /// The request, checked again: everything that reaches the node is the user's to change.
@@ -59,17 +187,19 @@ fn request(spank: &Spank) -> Result<Request, Failure> {
 
 /// An option that comes without the client's request.
 fn bare_option(spank: &Spank) -> Result<Option<(String, Vec<u8>)>, Failure> {
-    let ours = state::lock().options.last().cloned();
-    if ours.is_some() {
-        return Ok(ours);
+    let reported = state::lock().options.clone();
+    if let Some(ours) = reported.iter().rfind(|option| option.meaning() == Some(Meaning::Image)) {
+        return Ok(Some((ours.name(), ours.value.clone())));
     }
     let adopted = options::slurm_has_container() && !oci::slurm_runs_containers();
     let slurms = spank.job_variable(SLURM_CONTAINER)?.filter(|_| adopted);
-    Ok(slurms.map(|value| ("--container".to_owned(), value)))
+    // An option without an image is an error that names it.
+    let other = reported.first().map(Reported::name).map(|option| (option, Vec::new()));
+    Ok(slurms.map(|value| ("--container".to_owned(), value)).or(other))
 }
 
 /// The node's name, as Slurm's users know it.
 fn node_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().split('.').next().unwrap_or_default().to_owned()
+    quote(name.trim().split('.').next().unwrap_or_default().as_bytes())
 }

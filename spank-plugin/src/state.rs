@@ -1,13 +1,18 @@
 //! What the plugin remembers between two hooks of the same process.
 
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
+use mizzen_core::settings::Key;
 use mizzen_core::{Failure, Request};
+
+use crate::meeting::Meeting;
+use crate::options::{self, Meaning};
 
 /// The plugin's memory. A task gets a copy of slurmstepd's when it is forked.
 pub struct State {
@@ -15,8 +20,8 @@ pub struct State {
     pub arguments: Vec<Vec<u8>>,
     /// An option of ours was given; never taken back.
     pub wanted: bool,
-    /// The container options that Slurm reported, by name and value; the last one counts.
-    pub options: Vec<(String, Vec<u8>)>,
+    /// The options that Slurm reported, in its order.
+    pub options: Vec<Reported>,
     /// The first failure of a hook whose return value Slurm would misread.
     pub failure: Option<Failure>,
     /// Client: how many components of the job have been seen.
@@ -25,6 +30,43 @@ pub struct State {
     pub inherited: Option<Vec<u8>>,
     /// Client: the first component's request.
     pub request: Option<Request>,
+    /// Node: where the tasks of a step meet.
+    pub meeting: Option<Meeting>,
+    /// The first task of a step: the broker's descriptor.
+    pub broker: Option<OwnedFd>,
+}
+
+/// An option as Slurm reported it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reported {
+    /// Its index in [`options::ALL`].
+    pub index: usize,
+    /// Its argument; empty where it has none.
+    pub value: Vec<u8>,
+}
+
+impl Reported {
+    /// What it says, if it is one of ours.
+    pub fn meaning(&self) -> Option<Meaning> {
+        options::ALL.get(self.index).map(|spec| spec.meaning)
+    }
+
+    /// Its name as the user types it.
+    pub fn name(&self) -> String {
+        options::ALL
+            .get(self.index)
+            .map_or_else(String::new, |spec| format!("--{}", spec.name.to_string_lossy()))
+    }
+
+    /// Its argument, or what it stands for.
+    pub fn value(&self) -> Vec<u8> {
+        match self.meaning() {
+            Some(Meaning::Setting(_, Some(fixed))) => fixed.as_bytes().to_vec(),
+            // --container-writable alone.
+            Some(Meaning::Setting(Key::Writable, None)) if self.value.is_empty() => b"yes".to_vec(),
+            _ => self.value.clone(),
+        }
+    }
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
@@ -35,6 +77,8 @@ static STATE: Mutex<State> = Mutex::new(State {
     components: 0,
     inherited: None,
     request: None,
+    meeting: None,
+    broker: None,
 });
 
 /// The state, also after a panic: what one hook broke, the next one must still see.

@@ -250,7 +250,10 @@ fn refuses_bad_settings(release: Release) {
         assert!(srun.stderr.contains("mizzen: hint: "), "{release}: {}", srun.text());
     };
     for (text, message) in [
-        ("# x\nimage_folder = []\n", "mizzen.toml:2: unknown field `image_folder`, expected `image_folders`"),
+        (
+            "# x\nimage_folder = []\n",
+            "mizzen.toml:2: unknown field `image_folder`, expected one of `image_folders`",
+        ),
         (
             "image_folders = \"x\"\n",
             "mizzen.toml:1: image_folders: invalid type: string \"x\", expected a sequence",

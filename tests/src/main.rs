@@ -54,9 +54,11 @@ fn shell(args: &[&str]) -> Result<()> {
     }
     let (begin, nodes) = (Instant::now(), spec.nodes);
     let cluster = Cluster::start(spec)?;
+    cluster.share("bb.sqsh", &ImageTree::busybox()?.squashfs(&["-comp", "zstd"])?)?;
     let mut out = std::io::stdout();
     writeln!(out, "{} is up after {:.1} s.", cluster.release(), begin.elapsed().as_secs_f32())?;
     writeln!(out, "You are alice on the login node; node1 to node{} compute; /shared is everywhere.", nodes)?;
+    writeln!(out, "An image to play with: /shared/bb.sqsh")?;
     writeln!(
         out,
         "The daemons' logs are in {}. The cluster ends with this shell.",

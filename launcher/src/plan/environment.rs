@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
-use crate::host::Host;
-use crate::image::Metadata;
-use crate::options::{EnvOption, RunOptions};
+use mizzen_core::options::EnvOption;
+
+use super::Facts;
+use crate::options::RunOptions;
 
 /// A variable of the program, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,14 +70,14 @@ const RULES: [(&str, Rule); 32] = [
 /// What PATH is in an image that does not say.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The environment, in the order of names.
-pub fn decide(options: &RunOptions, metadata: &Metadata, host: &Host, workdir: &Path) -> Vec<Variable> {
+/// The environment, in the order of names. `host` is the host's.
+pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]) -> Vec<Variable> {
     let mut chosen: BTreeMap<OsString, (OsString, &'static str)> = BTreeMap::new();
     chosen.insert("PATH".into(), (DEFAULT_PATH.into(), "default"));
-    if let Some(zone) = &host.time_zone {
+    if let Some(zone) = &facts.time_zone {
         chosen.insert("TZ".into(), (zone.into(), "the node's time zone"));
     }
-    for (name, value) in &host.environment {
+    for (name, value) in host {
         let kept = match rule(name) {
             Some(Rule::Drop) => false,
             Some(Rule::Host) => true,
@@ -87,20 +87,19 @@ pub fn decide(options: &RunOptions, metadata: &Metadata, host: &Host, workdir: &
             chosen.insert(name.clone(), (value.clone(), "host"));
         }
     }
-    for (name, value) in &metadata.environment {
+    for (name, value) in &facts.image_environment {
         let hosts = rule(name) == Some(Rule::Host) && chosen.contains_key(name);
         if !hosts {
             chosen.insert(name.clone(), (value.clone(), "image"));
         }
     }
-    chosen.insert("PWD".into(), (workdir.into(), "the working directory"));
-    for option in &options.environment {
+    chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory"));
+    for (option, origin) in &options.environment {
+        let why = origin.environment();
         match option {
-            EnvOption::Set(name, value) => drop(chosen.insert(name.clone(), (value.clone(), "--env"))),
-            EnvOption::FromHost(name) => match host.environment.iter().find(|(known, _)| known == name) {
-                Some((_, value)) => {
-                    drop(chosen.insert(name.clone(), (value.clone(), "--env, from the host")))
-                }
+            EnvOption::Set(name, value) => drop(chosen.insert(name.clone(), (value.clone(), why))),
+            EnvOption::FromHost(name) => match host.iter().find(|(known, _)| known == name) {
+                Some((_, value)) => drop(chosen.insert(name.clone(), (value.clone(), why))),
                 None => drop(chosen.remove(name)),
             },
         }
@@ -119,7 +118,7 @@ fn rule(name: &OsStr) -> Option<Rule> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::metadata::Maker;
+    use crate::options::Origin;
 
     fn pairs(list: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
         list.iter().map(|(name, value)| (name.into(), value.into())).collect()
@@ -135,17 +134,18 @@ mod tests {
             ("CONDA_PREFIX", "/host/conda"),
             ("BASH_FUNC_module%%", "() { :; }"),
         ]);
-        let host = Host { environment: environment_of_host, ..Host::for_tests() };
         let environment_of_image = pairs(&[
             ("PATH", "/image/bin"),
             ("HOME", "/root"),
             ("CONDA_PREFIX", "/opt/conda"),
             ("LD_LIBRARY_PATH", "/opt/lib"),
         ]);
-        let metadata = Metadata { environment: environment_of_image, ..Metadata::new(Maker::Plain) };
+        let facts =
+            Facts { image_environment: environment_of_image, workdir: "/work".into(), ..Facts::default() };
+        let environment = environment.into_iter().map(|option| (option, Origin::Option)).collect();
         let options = RunOptions { clean_env, environment, ..RunOptions::default() };
         let text = |value: OsString| value.into_string().unwrap();
-        let variables = decide(&options, &metadata, &host, Path::new("/work"));
+        let variables = decide(&options, &facts, &environment_of_host);
         variables.into_iter().map(|variable| (text(variable.name), text(variable.value))).collect()
     }
 

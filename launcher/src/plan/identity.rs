@@ -2,8 +2,8 @@
 
 use crate::host::Host;
 
-/// The one user and group that the container's user namespace knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The user and the groups that the container's user namespace knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// On the host.
     pub uid: u32,
@@ -13,13 +13,15 @@ pub struct Identity {
     pub inside_uid: u32,
     /// Inside: the same, or 0.
     pub inside_gid: u32,
+    /// The other groups that are known inside, by number and name: none without a broker that maps them.
+    pub groups: Vec<(u32, String)>,
 }
 
 impl Identity {
     /// The user's own identity, or root's name for it.
     pub fn new(host: &Host, remap_root: bool) -> Identity {
         let (inside_uid, inside_gid) = if remap_root { (0, 0) } else { (host.uid, host.gid) };
-        Identity { uid: host.uid, gid: host.gid, inside_uid, inside_gid }
+        Identity { uid: host.uid, gid: host.gid, inside_uid, inside_gid, groups: host.mapped_groups.clone() }
     }
 }
 
@@ -42,14 +44,17 @@ pub fn passwd_with_user(image: &[u8], identity: &Identity, host: &Host) -> Optio
     Some(with_line(image, &format!("{}:x:{uid}:{gid}::{home}:{shell}", host.user)))
 }
 
-/// The same for the group file and the primary group.
-pub fn group_with_primary(image: &[u8], identity: &Identity, host: &Host) -> Option<Vec<u8>> {
-    let gid = identity.inside_gid;
-    if !names_of(image, gid).is_empty() {
+/// The same for the group file and all groups that are known inside.
+pub fn group_with_users(image: &[u8], identity: &Identity, host: &Host) -> Option<Vec<u8>> {
+    let primary = host.group.clone().unwrap_or_else(|| host.user.clone());
+    let groups = [(identity.inside_gid, primary)].into_iter().chain(identity.groups.iter().cloned());
+    let missing: Vec<(u32, String)> =
+        groups.filter(|(gid, name)| !name.is_empty() && names_of(image, *gid).is_empty()).collect();
+    if missing.is_empty() {
         return None;
     }
-    let name = host.group.clone().unwrap_or_else(|| host.user.clone());
-    Some(with_line(image, &format!("{name}:x:{gid}:")))
+    let lines = missing.iter().map(|(gid, name)| format!("{name}:x:{gid}:"));
+    Some(lines.fold(image.to_vec(), |file, line| with_line(&file, &line)))
 }
 
 /// The first fields of the lines whose third field is this number.
@@ -90,6 +95,11 @@ mod tests {
         let same_number = b"ubuntu:x:2001:1::/:/bin/sh\nroot:x:0:0::/root:/bin/sh\n";
         let made = passwd_with_user(same_number, &identity, &host).unwrap();
         assert_eq!(made, b"root:x:0:0::/root:/bin/sh\nalice:x:2001:2100::/home/alice:/bin/sh\n");
-        assert_eq!(group_with_primary(b"", &identity, &host).unwrap(), b"alice:x:2100:\n");
+        assert_eq!(group_with_users(b"", &identity, &host).unwrap(), b"alice:x:2100:\n");
+        let research = vec![(2200, "research".to_owned()), (4, "adm".to_owned()), (2300, String::new())];
+        let identity = Identity { groups: research, ..identity };
+        let image = b"adm:x:4:\n";
+        let made = group_with_users(image, &identity, &host).unwrap();
+        assert_eq!(made, b"adm:x:4:\nalice:x:2100:\nresearch:x:2200:\n");
     }
 }

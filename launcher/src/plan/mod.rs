@@ -10,10 +10,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::options::MountFlags;
+use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
 use crate::image::{Entry, Metadata, Tree, resolve};
-use crate::options::{MountFlags, RunOptions, Unshare};
+use crate::options::{Origin, RunOptions, Unshare};
 
 pub use environment::Variable;
 pub use identity::Identity;
@@ -31,14 +33,53 @@ pub struct Plan {
     pub skeletons: Vec<Skeleton>,
     /// Mounts, parents first.
     pub mounts: Vec<Mount>,
-    /// The program's environment.
-    pub environment: Vec<Variable>,
-    /// Where the program starts.
-    pub workdir: Explained<PathBuf>,
-    /// The program and its arguments.
-    pub command: Explained<Vec<OsString>>,
+    /// What the container's programs have in common.
+    pub facts: Facts,
+    /// The program.
+    pub program: Program,
     /// What the user should know although nothing failed.
     pub notes: Vec<String>,
+}
+
+/// What every program in a container needs to know of it, and the process that has made the container knows. It goes
+/// to the other tasks of a Slurm step as JSON.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    /// The image's variables.
+    pub image_environment: Vec<(OsString, OsString)>,
+    /// The image's entrypoint.
+    pub entrypoint: Vec<OsString>,
+    /// Where programs start.
+    pub workdir: PathBuf,
+    /// Which option or rule says so.
+    pub workdir_why: String,
+    /// The node's time zone.
+    pub time_zone: Option<String>,
+}
+
+/// A program, ready to be started inside.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Its environment.
+    pub environment: Vec<Variable>,
+    /// Where it starts.
+    pub workdir: Explained<PathBuf>,
+    /// Its name and its arguments.
+    pub command: Explained<Vec<OsString>>,
+}
+
+impl Program {
+    /// Decides everything about a program, in a container that is known.
+    pub fn new(
+        options: &RunOptions,
+        facts: &Facts,
+        command: Explained<Vec<OsString>>,
+        host_environment: &[(OsString, OsString)],
+    ) -> Program {
+        let environment = environment::decide(options, facts, host_environment);
+        let workdir = Explained { value: facts.workdir.clone(), why: facts.workdir_why.clone() };
+        Program { environment, workdir, command }
+    }
 }
 
 /// A value, and which option, setting, part of the image or rule it comes from.
@@ -90,6 +131,8 @@ pub struct Mount {
     pub target: PathBuf,
     /// Restrictions; nosuid and nodev always hold, except for the devices.
     pub flags: MountFlags,
+    /// Who asks for it; None for what every container has.
+    pub origin: Option<Origin>,
     /// Which option or rule wants it.
     pub why: String,
 }
@@ -144,13 +187,20 @@ impl Plan {
         };
         let skeletons = mounts::skeletons(&mounts, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
-        let environment = environment::decide(options, metadata, host, &workdir.value);
+        let facts = Facts {
+            image_environment: metadata.environment.clone(),
+            entrypoint: metadata.entrypoint.clone(),
+            workdir: workdir.value,
+            workdir_why: workdir.why,
+            time_zone: host.time_zone.clone(),
+        };
         let command = decide_command(options, tree, metadata, host);
+        let program = Program::new(options, &facts, command, &host.environment);
         for line in &metadata.not_understood {
             notes.push(format!("{line}: not understood; the variable that it sets is missing"));
         }
         let unshare = options.unshare;
-        Ok(Plan { identity, unshare, root, skeletons, mounts, environment, workdir, command, notes })
+        Ok(Plan { identity, unshare, root, skeletons, mounts, facts, program, notes })
     }
 }
 
@@ -165,7 +215,7 @@ fn decide_workdir(
 ) -> Explained<PathBuf> {
     if let Some(workdir) = &options.workdir {
         let value = host.cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
-        return Explained { value, why: "--workdir".to_owned() };
+        return Explained { value, why: options.workdir_option().to_owned() };
     }
     if let Some(cwd) = host.cwd.as_ref().filter(|cwd| visible(cwd, tree, mounts)) {
         return Explained { value: cwd.clone(), why: "the current directory".to_owned() };
@@ -210,7 +260,7 @@ fn decide_command(
     host: &Host,
 ) -> Explained<Vec<OsString>> {
     if !options.command.is_empty() {
-        return Explained { value: options.command.clone(), why: "the command line".to_owned() };
+        return typed_command(options, &metadata.entrypoint);
     }
     let own: Vec<OsString> = metadata.entrypoint.iter().chain(&metadata.command).cloned().collect();
     if !own.is_empty() {
@@ -220,4 +270,13 @@ fn decide_command(
     let shells = [host.shell.as_deref(), Some(Path::new("/bin/bash")), Some(Path::new("/bin/sh"))];
     let shell = shells.into_iter().flatten().find(exists).unwrap_or(Path::new("/bin/sh"));
     Explained { value: vec![shell.into()], why: "a shell, as the image names no command".to_owned() }
+}
+
+/// The user's command, behind the image's entrypoint where that is wanted.
+pub fn typed_command(options: &RunOptions, entrypoint: &[OsString]) -> Explained<Vec<OsString>> {
+    if options.entrypoint && !entrypoint.is_empty() {
+        let value = entrypoint.iter().chain(&options.command).cloned().collect();
+        return Explained { value, why: "the image's entrypoint with the command line".to_owned() };
+    }
+    Explained { value: options.command.clone(), why: "the command line".to_owned() }
 }

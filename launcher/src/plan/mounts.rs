@@ -7,19 +7,18 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::{cause, quote};
+use mizzen_core::options::{MountFlags, MountOption, MountSource};
 
 use super::{Identity, Mount, Shape, Skeleton, What, identity};
 use crate::host::Host;
 use crate::image::{Entry, Resolved, Tree, read_file, resolve};
-use crate::options::{MountFlags, MountOption, MountSource, RunOptions};
+use crate::options::{Origin, RunOptions};
 
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
 const IMAGE_OWNED: [&str; 11] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];
-/// The origin of the user's own mounts.
-const OPTION: &str = "--mount";
 
 /// All mounts, parents first; of two on the same place the later one.
 pub fn decide(
@@ -30,18 +29,21 @@ pub fn decide(
     notes: &mut Vec<String>,
 ) -> Result<Vec<Mount>, Failure> {
     let mut wanted = defaults(options, tree, host, identity)?;
-    for option in &options.mounts {
-        wanted.push(from_option(option, host)?);
+    for (option, origin) in &options.mounts {
+        wanted.push(from_option(option, *origin, host).map_err(|failure| failure.about(origin.mounts()))?);
     }
     // Parents first, so that what lies in a mount of the host is known; of equals the later one stays the later one.
     wanted.sort_by(|one, other| one.target.cmp(&other.target));
     let mut placed: BTreeMap<PathBuf, Mount> = BTreeMap::new();
     for mount in wanted {
-        let mine = mount.why == OPTION;
+        let asked = mount.origin;
+        let about = |failure: Failure| asked.map_or(failure.clone(), |origin| failure.about(origin.mounts()));
         let outer = placed.values().rev().find(|outer| lies_in(&mount.target, &outer.target)).cloned();
         let target = match outer {
             // Links of the image do not count below a mount.
-            Some(outer) if !exists_in(&outer, &mount) && mine => return Err(missing_in(&outer, &mount)),
+            Some(outer) if !exists_in(&outer, &mount) && asked.is_some() => {
+                return Err(about(missing_in(&outer, &mount)));
+            }
             // A default that has lost its place to a mount of the user.
             Some(outer) if !exists_in(&outer, &mount) => {
                 let (left_out, outer) = (shown(&mount.target), shown(&outer.target));
@@ -49,16 +51,16 @@ pub fn decide(
                 continue;
             }
             Some(_) => mount.target.clone(),
-            None => place(&mount, tree)?.path,
+            None => place(&mount, tree).map_err(about)?.path,
         };
-        if mine {
-            refuse_kernel_directories(&mount, &target)?;
+        if asked.is_some() {
+            refuse_kernel_directories(&mount, &target).map_err(about)?;
         }
         if let Some(old) = placed.insert(target.clone(), Mount { target, ..mount })
-            && mine
-            && old.why == OPTION
+            && let Some(origin) = asked.filter(|origin| old.origin == Some(*origin))
         {
-            notes.push(format!("--mount: {} is mounted twice; the last one holds", old.target.display()));
+            let (option, target) = (origin.mounts(), old.target.display());
+            notes.push(format!("{option}: {target} is mounted twice; the last one holds"));
         }
     }
     // Paths are compared by components: a directory comes before what is below it.
@@ -76,6 +78,7 @@ fn defaults(
         what,
         target: target.to_owned(),
         flags: MountFlags::default(),
+        origin: None,
         why: "default".to_owned(),
     };
     let bind = |path: &Path, shape| default(What::Bind { source: path.to_owned(), shape }, path);
@@ -100,7 +103,7 @@ fn defaults(
     }
     type Complete = fn(&[u8], &Identity, &Host) -> Option<Vec<u8>>;
     let accounts: [(&str, Complete); 2] =
-        [("/etc/passwd", identity::passwd_with_user), ("/etc/group", identity::group_with_primary)];
+        [("/etc/passwd", identity::passwd_with_user), ("/etc/group", identity::group_with_users)];
     for (file, complete) in accounts {
         let file = Path::new(file);
         let image = read_file(tree, file, ACCOUNTS_LIMIT).map_err(|error| in_image(file, error))?;
@@ -108,6 +111,10 @@ fn defaults(
             let why = "default: the image's, with the user added".to_owned();
             mounts.push(Mount { flags: read_only, why, ..default(What::File(content), file) });
         }
+    }
+    if let Some(script) = options.step.as_ref().and_then(|step| step.script.as_ref()) {
+        let why = "default: the batch script".to_owned();
+        mounts.push(Mount { flags: read_only, why, ..bind(script, Shape::File) });
     }
     let home = host.home.as_deref().filter(|home| !options.no_home && !image_owned(home));
     if let Some(home) = home {
@@ -132,13 +139,13 @@ fn image_owned(path: &Path) -> bool {
     path == Path::new("/") || IMAGE_OWNED.iter().any(|owned| path.starts_with(owned))
 }
 
-fn from_option(option: &MountOption, host: &Host) -> Result<Mount, Failure> {
+fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, Failure> {
     let absolute = |path: &Path| host.cwd.as_deref().unwrap_or(Path::new("/")).join(path);
     let existing = |path: &Path| {
         let path = absolute(path);
         match path.metadata() {
             Ok(found) => Ok((path, found)),
-            Err(error) => Err(Failure::new(format!("--mount: {}: {}", shown(&path), cause(&error))).hint(
+            Err(error) => Err(Failure::new(format!("{}: {}", shown(&path), cause(&error))).hint(
                 "a relative source starts at the current directory; flags are joined by +, mounts by commas",
             )),
         }
@@ -153,22 +160,21 @@ fn from_option(option: &MountOption, host: &Host) -> Result<Mount, Failure> {
         MountSource::Squashfs(source) => {
             let (path, found) = existing(source)?;
             if !found.is_file() {
-                return Err(Failure::new(format!("--mount: {}: not a file", shown(&path)))
+                return Err(Failure::new(format!("{}: not a file", shown(&path)))
                     .hint("the flag squashfs mounts the content of a squashfs file"));
             }
             (What::Squashfs(path), option.target.clone())
         }
     };
-    Ok(Mount { what, target, flags: option.flags, why: OPTION.to_owned() })
+    Ok(Mount { what, target, flags: option.flags, origin: Some(origin), why: origin.mounts().to_owned() })
 }
 
 /// Where a mount goes, with symbolic links followed inside the image.
 fn place(mount: &Mount, tree: &dyn Tree) -> Result<Resolved, Failure> {
     let target = shown(&mount.target);
-    let prefix = if mount.why == OPTION { "--mount: " } else { "" };
     let resolved = resolve(tree, &mount.target).map_err(|error| in_image(&mount.target, error))?;
     if resolved.path == Path::new("/") {
-        return Err(Failure::new(format!("{prefix}{target} leads to the image's root directory"))
+        return Err(Failure::new(format!("{target} leads to the image's root directory"))
             .hint("a symbolic link in the image points to /; the image is broken or hostile"));
     }
     let kernels = ["/dev", "/proc", "/sys"].iter().any(|kernel| mount.target == Path::new(kernel));
@@ -186,7 +192,7 @@ fn place(mount: &Mount, tree: &dyn Tree) -> Result<Resolved, Failure> {
         _ => None,
     };
     if let Some((source, is)) = misfit {
-        let message = format!("{prefix}cannot mount {source} on {target}, which {is} in the image");
+        let message = format!("cannot mount {source} on {target}, which {is} in the image");
         return Err(Failure::new(message).hint("a file goes on a file, a directory on a directory"));
     }
     Ok(resolved)
@@ -196,7 +202,7 @@ fn refuse_kernel_directories(mount: &Mount, target: &Path) -> Result<(), Failure
     if target != Path::new("/dev") && !["/proc", "/sys"].iter().any(|kernel| target.starts_with(kernel)) {
         return Ok(());
     }
-    let message = format!("--mount: {}: /proc, /sys and /dev are mizzen's own", shown(&mount.target));
+    let message = format!("{}: /proc, /sys and /dev are mizzen's own", shown(&mount.target));
     Err(Failure::new(message).hint("single devices can be mounted below /dev"))
 }
 
@@ -230,8 +236,7 @@ fn exists_in(outer: &Mount, inner: &Mount) -> bool {
 }
 
 fn missing_in(outer: &Mount, inner: &Mount) -> Failure {
-    let message =
-        format!("--mount: {} does not exist in the mount of {}", shown(&inner.target), shown(&outer.target));
+    let message = format!("{} does not exist in the mount of {}", shown(&inner.target), shown(&outer.target));
     Failure::new(message).hint("make it on the host first, or choose another destination")
 }
 

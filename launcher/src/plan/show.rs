@@ -18,8 +18,8 @@ impl Plan {
         let mut line = |name: &str, value: &str, why: &str| {
             let _ = writeln!(text, "{name:<9} {value:<58} {why}");
         };
-        line("command", &words(&self.command.value), &self.command.why);
-        line("workdir", &path(&self.workdir.value), &self.workdir.why);
+        line("command", &words(&self.program.command.value), &self.program.command.why);
+        line("workdir", &path(&self.program.workdir.value), &self.program.workdir.why);
         let identity = &self.identity;
         line("user", &format!("{} is {} inside", identity.uid, identity.inside_uid), "");
         line("group", &format!("{} is {} inside", identity.gid, identity.inside_gid), "");
@@ -32,7 +32,7 @@ impl Plan {
         for mount in &self.mounts {
             line("mount", &format!("{} {}", path(&mount.target), what(mount)), &mount.why);
         }
-        for variable in &self.environment {
+        for variable in &self.program.environment {
             let shown = format!("{}={}", os(&variable.name), os(&variable.value));
             line("env", &shown, variable.why);
         }
@@ -46,8 +46,8 @@ impl Plan {
     pub fn to_json(&self) -> Value {
         let identity = &self.identity;
         json!({
-            "command": { "value": self.command.value.iter().map(|w| os(w)).collect::<Vec<_>>(), "why": self.command.why },
-            "workdir": { "value": path(&self.workdir.value), "why": self.workdir.why },
+            "command": { "value": self.program.command.value.iter().map(|w| os(w)).collect::<Vec<_>>(), "why": self.program.command.why },
+            "workdir": { "value": path(&self.program.workdir.value), "why": self.program.workdir.why },
             "user": { "uid": identity.uid, "gid": identity.gid,
                       "inside_uid": identity.inside_uid, "inside_gid": identity.inside_gid },
             "unshare": self.namespaces(),
@@ -60,7 +60,7 @@ impl Plan {
                 "target": path(&mount.target), "what": what(mount), "why": mount.why,
                 "read_only": mount.flags.read_only, "no_exec": mount.flags.no_exec,
             })).collect::<Vec<_>>(),
-            "environment": self.environment.iter().map(|variable| json!({
+            "environment": self.program.environment.iter().map(|variable| json!({
                 "name": os(&variable.name), "value": os(&variable.value), "why": variable.why,
             })).collect::<Vec<_>>(),
             "notes": self.notes,

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::unistd::{chdir, execve};
 
-use crate::plan::Plan;
+use crate::plan::Program;
 use crate::sys;
 
 /// Why there is no program, and the exit code that says so.
@@ -31,15 +31,15 @@ impl From<Failure> for Unstartable {
 }
 
 /// Becomes the program of the plan; returns only why it could not.
-pub fn start(plan: &Plan) -> Unstartable {
-    match prepare(plan) {
+pub fn start(program: &Program) -> Unstartable {
+    match prepare(program) {
         Err(failure) => failure.into(),
-        Ok((argv, environment)) => execute(plan, &argv, &environment),
+        Ok((argv, environment)) => execute(program, &argv, &environment),
     }
 }
 
-fn prepare(plan: &Plan) -> Result<(Vec<CString>, Vec<CString>), Failure> {
-    let workdir = &plan.workdir;
+fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
+    let workdir = &program.workdir;
     chdir(&workdir.value).map_err(|errno| {
         let shown = quote(workdir.value.as_os_str().as_bytes());
         Failure::new(format!("cannot start in {shown} ({}): {}", workdir.why, errno.desc()))
@@ -49,8 +49,8 @@ fn prepare(plan: &Plan) -> Result<(Vec<CString>, Vec<CString>), Failure> {
         CString::new(text.as_bytes())
             .map_err(|_| Failure::new(format!("NUL in \"{}\"", quote(text.as_bytes()))))
     };
-    let argv = plan.command.value.iter().map(|word| text(word)).collect::<Result<_, _>>()?;
-    let environment = plan.environment.iter().map(|variable| {
+    let argv = program.command.value.iter().map(|word| text(word)).collect::<Result<_, _>>()?;
+    let environment = program.environment.iter().map(|variable| {
         let mut line = variable.name.clone();
         line.push("=");
         line.push(&variable.value);
@@ -58,7 +58,7 @@ fn prepare(plan: &Plan) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     });
     let environment = environment.collect::<Result<_, _>>()?;
     // The standard streams alone, and the descriptor over which Slurm's PMI2 talks to the program.
-    let pmi: Option<i32> = variable(plan, "PMI_FD").to_str().and_then(|number| number.parse().ok());
+    let pmi: Option<i32> = variable(program, "PMI_FD").to_str().and_then(|number| number.parse().ok());
     sys::close_on_exec_from(3).map_err(|error| Failure::new(format!("cannot close descriptors: {error}")))?;
     pmi.filter(|fd| *fd > 2).into_iter().for_each(sys::keep_through_exec);
     sys::reset_signal(Signal::SIGPIPE)
@@ -68,12 +68,12 @@ fn prepare(plan: &Plan) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     Ok((argv, environment))
 }
 
-fn execute(plan: &Plan, argv: &[CString], environment: &[CString]) -> Unstartable {
-    let name = plan.command.value.first().cloned().unwrap_or_default();
+fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Unstartable {
+    let name = program.command.value.first().cloned().unwrap_or_default();
     let mut denied = None;
-    for path in candidates(&name, plan) {
-        let Ok(program) = CString::new(path.as_os_str().as_bytes()) else { continue };
-        let Err(errno) = execve(&program, argv, environment);
+    for path in candidates(&name, program) {
+        let Ok(file) = CString::new(path.as_os_str().as_bytes()) else { continue };
+        let Err(errno) = execve(&file, argv, environment);
         match errno {
             Errno::ENOENT | Errno::ENOTDIR if !path.exists() => {}
             Errno::EACCES if name.as_bytes().contains(&b'/') || denied.is_none() => {
@@ -88,7 +88,7 @@ fn execute(plan: &Plan, argv: &[CString], environment: &[CString]) -> Unstartabl
         None => {
             let failure =
                 Failure::new(format!("{}: no such program in the container", quote(name.as_bytes())));
-            let path = variable(plan, "PATH");
+            let path = variable(program, "PATH");
             let hint = if name.as_bytes().contains(&b' ') {
                 "all of it is taken as the program's name; leave the quotes away, or use sh -c".to_owned()
             } else if name.as_bytes().contains(&b'/') {
@@ -102,19 +102,19 @@ fn execute(plan: &Plan, argv: &[CString], environment: &[CString]) -> Unstartabl
 }
 
 /// The program's possible paths, as a shell would look for them.
-pub fn candidates(name: &OsStr, plan: &Plan) -> Vec<PathBuf> {
+pub fn candidates(name: &OsStr, program: &Program) -> Vec<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return vec![PathBuf::from(name)];
     }
-    let path = variable(plan, "PATH");
+    let path = variable(program, "PATH");
     std::env::split_paths(&path)
         .map(|directory| if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory })
         .map(|directory| directory.join(name))
         .collect()
 }
 
-fn variable(plan: &Plan, name: &str) -> OsString {
-    let found = plan.environment.iter().find(|variable| variable.name == name);
+fn variable(program: &Program, name: &str) -> OsString {
+    let found = program.environment.iter().find(|variable| variable.name == name);
     found.map(|variable| variable.value.clone()).unwrap_or_default()
 }
 

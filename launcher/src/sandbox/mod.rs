@@ -13,6 +13,7 @@ mod root;
 mod server;
 mod warm;
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,8 +24,10 @@ use nix::sys::signal::Signal;
 use crate::plan::{Plan, Root};
 use crate::{report_note, sys};
 
-pub use exec::Unstartable;
-pub use namespaces::{new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace};
+pub use exec::{Unstartable, start};
+pub use namespaces::{
+    Namespaces, new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace,
+};
 use server::Server;
 
 /// Where the image's files come from.
@@ -46,17 +49,35 @@ pub struct Sources {
 /// Becomes the program in its container. Returns only if that failed, or, with process ids of its own, with the
 /// program's exit code.
 pub fn run(plan: &Plan, sources: Sources) -> Result<i32, Unstartable> {
+    if plan.unshare.pid {
+        let (servers, _) = make_namespaces(plan, sources, None)?;
+        return Ok(pid1::run(plan, servers)?);
+    }
+    build(plan, sources, None)?;
+    Err(start(&plan.program))
+}
+
+/// Makes the container and enters it. Who has the descriptors that are returned, can enter it too. The broker, if
+/// there is one, maps the user's groups.
+pub fn build(plan: &Plan, sources: Sources, broker: Option<OwnedFd>) -> Result<Namespaces, Failure> {
+    let (servers, namespaces) = make_namespaces(plan, sources, broker)?;
+    enter_root(plan, servers)?;
+    Ok(namespaces)
+}
+
+fn make_namespaces(
+    plan: &Plan,
+    sources: Sources,
+    broker: Option<OwnedFd>,
+) -> Result<(Servers, Namespaces), Failure> {
     // A caller that ignores it would have our own children vanish without a word.
     sys::reset_signal(Signal::SIGCHLD)
         .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
-    namespaces::new_user(&plan.identity)?;
+    namespaces::new_user(&plan.identity, broker)?;
     let servers = Servers::start(plan, sources)?;
     namespaces::new_mounts_and_others(plan.unshare)?;
-    if plan.unshare.pid {
-        return Ok(pid1::run(plan, servers)?);
-    }
-    enter_root(plan, servers)?;
-    Err(exec::start(plan))
+    // Opened on the host's procfs: nothing is looked up inside.
+    Ok((servers, Namespaces::of_this_process()?))
 }
 
 /// What serves the files of the container, and keeps their changes.

@@ -2,34 +2,103 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use mizzen_core::Failure;
+use mizzen_core::failure::cause;
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
 
 use crate::options::Unshare;
 use crate::plan::Identity;
-use crate::sys;
+use crate::{report_note, sys};
 
-/// Makes a user namespace in which the process is `identity`, and has the capabilities to mount.
-pub fn new_user(identity: &Identity) -> Result<(), Failure> {
+/// The namespaces of a container, held open: who has them can enter.
+pub struct Namespaces {
+    /// Must be entered first.
+    pub user: OwnedFd,
+    /// With the container's root as its root.
+    pub mounts: OwnedFd,
+}
+
+impl Namespaces {
+    /// Those of the calling process.
+    pub fn of_this_process() -> Result<Namespaces, Failure> {
+        Namespaces::of("self")
+    }
+
+    /// Those of a process, or `self`.
+    pub fn of(process: &str) -> Result<Namespaces, Failure> {
+        let open = |name: &str| {
+            let path = format!("/proc/{process}/ns/{name}");
+            let file = fs::File::open(&path);
+            file.map(OwnedFd::from).map_err(|error| Failure::new(format!("{path}: {}", cause(&error))))
+        };
+        Ok(Namespaces { user: open("user")?, mounts: open("mnt")? })
+    }
+
+    /// Enters them.
+    pub fn enter(self) -> Result<(), Failure> {
+        for (namespace, flag) in
+            [(self.user, CloneFlags::CLONE_NEWUSER), (self.mounts, CloneFlags::CLONE_NEWNS)]
+        {
+            setns(namespace, flag)
+                .map_err(|errno| Failure::new(format!("cannot enter the container: {}", errno.desc())))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a user namespace in which the process is `identity`, and has the capabilities to mount. With a broker all
+/// groups of the user are known in it, else the primary one alone.
+pub fn new_user(identity: &Identity, broker: Option<OwnedFd>) -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| {
         Failure::new(format!("cannot make a user namespace: {}", errno.desc()))
             .hint(hint_for_user_namespace(io::Error::from(errno).raw_os_error().unwrap_or(0)))
     })?;
-    let Identity { uid, gid, inside_uid, inside_gid } = identity;
-    // Before the group map: the kernel wants to be sure that no group can be dropped to gain access.
-    for (file, text) in [
-        ("setgroups", "deny".to_owned()),
-        ("uid_map", format!("{inside_uid} {uid} 1")),
-        ("gid_map", format!("{inside_gid} {gid} 1")),
-    ] {
-        fs::write(format!("/proc/self/{file}"), text).map_err(|error| {
-            Failure::new(format!("cannot write /proc/self/{file} of the container's user namespace: {error}"))
-                .hint(hint_for_user_namespace(error.raw_os_error().unwrap_or(0)))
-        })?;
+    let Identity { uid, gid, inside_uid, inside_gid, .. } = identity;
+    write_map("uid_map", &format!("{inside_uid} {uid} 1"))?;
+    if let Some(broker) = broker {
+        return map_groups(&broker, identity);
     }
-    Ok(())
+    // Before the group map: the kernel wants to be sure that no group can be dropped to gain access.
+    write_map("setgroups", "deny")?;
+    write_map("gid_map", &format!("{inside_gid} {gid} 1"))
+}
+
+fn write_map(file: &str, text: &str) -> Result<(), Failure> {
+    fs::write(format!("/proc/self/{file}"), text).map_err(|error| {
+        Failure::new(format!("cannot write /proc/self/{file} of the container's user namespace: {error}"))
+            .hint(hint_for_user_namespace(error.raw_os_error().unwrap_or(0)))
+    })
+}
+
+/// Lets the broker map all groups. It is root and wants to see the namespace itself; which groups, it knows.
+fn map_groups(broker: &OwnedFd, identity: &Identity) -> Result<(), Failure> {
+    let failed = |errno: Errno| Failure::new(format!("cannot reach the broker: {}", errno.desc()));
+    let namespace = Namespaces::of_this_process()?.user;
+    let mode = [if identity.inside_uid == 0 && identity.uid != 0 { b'r' } else { b'k' }];
+    let fds = [namespace.as_raw_fd()];
+    let message = [ControlMessage::ScmRights(&fds)];
+    let flags = MsgFlags::MSG_NOSIGNAL;
+    sendmsg::<()>(broker.as_raw_fd(), &[io::IoSlice::new(&mode)], &message, flags, None).map_err(failed)?;
+    let mut answer = [0; 4096];
+    let length = recv(broker.as_raw_fd(), &mut answer, MsgFlags::empty()).map_err(failed)?;
+    let text = String::from_utf8_lossy(&answer[..length]).into_owned();
+    match text.split_at_checked(1) {
+        Some(("+", "")) => Ok(()),
+        Some(("+", dropped)) => {
+            report_note(&format!(
+                "files of these groups belong to nobody inside: {dropped}; the kernel maps at most 340 ranges"
+            ));
+            Ok(())
+        }
+        Some((_, why)) => Err(Failure::new(format!("cannot map the groups: {why}"))),
+        None => Err(Failure::new("the broker has ended without an answer")
+            .hint("slurmd's log on the node may tell why")),
+    }
 }
 
 /// Makes a mount namespace, whose mounts nobody outside sees, and the others that are asked for. With a process id

@@ -49,7 +49,7 @@ fn init(plan: &Plan, servers: Servers, watched: &SigSet, launcher_lives: &PipeRe
     }
     let program = sys::spawn_child(|| {
         let _ = watched.thread_unblock();
-        let unstartable = exec::start(plan);
+        let unstartable = exec::start(&plan.program);
         report(&unstartable.failure);
         i32::from(unstartable.code)
     });

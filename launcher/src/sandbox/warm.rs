@@ -18,13 +18,15 @@ const HEAD: usize = 4096;
 
 /// The files of the image that the program of the plan starts with, without links.
 pub fn first_files(plan: &Plan, image: &Image) -> Vec<PathBuf> {
-    let name = plan.command.value.first().map(|name| name.as_os_str()).unwrap_or_default();
+    let name = plan.program.command.value.first().map(|name| name.as_os_str()).unwrap_or_default();
     let file = |path: &Path| match resolve(image, path) {
         Ok(Resolved { path, entry: Some(Entry::File { .. }), .. }) => Some(path),
         _ => None,
     };
     let mut files = Vec::new();
-    let Some(program) = candidates(name, plan).iter().find_map(|path| file(path)) else { return files };
+    let Some(program) = candidates(name, &plan.program).iter().find_map(|path| file(path)) else {
+        return files;
+    };
     let linker = Tree::read(image, &program, HEAD).ok().and_then(|head| file(&dynamic_linker(&head)?));
     // Both are in one directory, wherever the distribution has that.
     let library =

@@ -104,8 +104,29 @@ pub fn spawn_child(work: impl FnOnce() -> i32) -> io::Result<nix::unistd::Pid> {
 
 /// A descriptor that becomes readable when this process has ended.
 pub fn pidfd_of_self() -> io::Result<OwnedFd> {
+    pidfd_of(nix::unistd::getpid().as_raw())
+}
+
+/// Takes over a descriptor that was inherited under a known number.
+pub fn own_inherited(fd: i32) -> io::Result<OwnedFd> {
+    // SAFETY: sets a flag of a descriptor, or fails because there is none.
+    if fd <= 2 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: open, as was just seen, and nobody else in this program knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Takes over a descriptor that came in a message.
+pub fn own_received(fd: i32) -> OwnedFd {
+    // SAFETY: the kernel has just made it for the receiver, who passes it on here.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A descriptor that becomes readable when the process has ended.
+pub fn pidfd_of(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: takes two numbers; the result is checked.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

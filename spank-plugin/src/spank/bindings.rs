@@ -71,6 +71,13 @@ unsafe extern "C" {
     pub fn spank_context() -> spank_context_t;
     pub fn spank_option_register(spank: spank_t, opt: *mut spank_option) -> spank_err_t;
     pub fn spank_get_item(spank: spank_t, item: spank_item_t, ...) -> spank_err_t;
+    pub fn spank_setenv(
+        spank: spank_t,
+        var: *const ::std::os::raw::c_char,
+        val: *const ::std::os::raw::c_char,
+        overwrite: ::std::os::raw::c_int,
+    ) -> spank_err_t;
+    pub fn spank_unsetenv(spank: spank_t, var: *const ::std::os::raw::c_char) -> spank_err_t;
     pub fn slurm_info(format: *const ::std::os::raw::c_char, ...);
     pub fn slurm_error(format: *const ::std::os::raw::c_char, ...);
     pub fn slurm_verbose(format: *const ::std::os::raw::c_char, ...);

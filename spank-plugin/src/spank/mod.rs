@@ -13,14 +13,19 @@ mod sys {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use mizzen_core::Failure;
 
-use crate::{Context, Hook, container_wanted, dispatch, options, state, version};
+use crate::options::Meaning;
+use crate::state::Reported;
+use crate::{Context, Hook, container_wanted, dispatch, state, version};
 
 /// mizzen failed to start what was asked for, as with docker, podman and env.
 const EXIT_CANNOT_START: c_int = 125;
@@ -78,6 +83,25 @@ extern "C" fn slurm_spank_init_post_opt(spank: sys::spank_t, argc: c_int, argv: 
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn slurm_spank_task_init_privileged(
+    spank: sys::spank_t,
+    argc: c_int,
+    argv: *mut *mut c_char,
+) -> c_int {
+    run_hook(Hook::TaskInitPrivileged, spank, argc, argv)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn slurm_spank_task_post_fork(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
+    run_hook(Hook::TaskPostFork, spank, argc, argv)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn slurm_spank_exit(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
+    run_hook(Hook::Exit, spank, argc, argv)
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn slurm_spank_task_init(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
     run_hook(Hook::TaskInit, spank, argc, argv)
 }
@@ -117,13 +141,12 @@ fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_cha
 /// Slurm calls this with the value of an option, in the client and again in slurmstepd.
 extern "C" fn option_callback(index: c_int, value: *const c_char, _remote: c_int) -> c_int {
     let outcome = catch_panic(|| {
-        let spec = usize::try_from(index).ok().and_then(|index| options::ALL.get(index));
-        let name = spec.map_or_else(String::new, |spec| format!("--{}", spec.name.to_string_lossy()));
         state::lock().wanted = true; // before anything can go wrong
         inject_panic(current_context(), "option");
         // SAFETY: Slurm passes the option's argument, if any, as a C string that lives during the call.
         let value = if value.is_null() { c"" } else { unsafe { CStr::from_ptr(value) } };
-        state::lock().options.push((name, value.to_bytes().to_vec()));
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        state::lock().options.push(Reported { index, value: value.to_bytes().to_vec() });
     });
     if let Err(panic) = outcome {
         state::lock().latch(panic);
@@ -171,10 +194,20 @@ fn current_context() -> Context {
 pub struct OptionSpec {
     /// Without the dashes.
     pub name: &'static CStr,
-    /// What the argument is called in the help.
-    pub argument: &'static CStr,
+    /// Whether it has an argument.
+    pub argument: Argument,
     /// The help text.
     pub usage: &'static CStr,
+    /// What it says.
+    pub meaning: Meaning,
+}
+
+/// An option's argument, by the name that the help gives it.
+#[derive(Clone, Copy)]
+pub enum Argument {
+    No,
+    Optional(&'static CStr),
+    Required(&'static CStr),
 }
 
 /// Slurm's handle, valid during one hook.
@@ -183,11 +216,16 @@ pub struct Spank(sys::spank_t);
 impl Spank {
     /// Adds the option with this index in [`options::ALL`].
     pub fn register_option(&self, index: usize, spec: &OptionSpec) -> Result<(), Failure> {
+        let (has_arg, argument) = match spec.argument {
+            Argument::No => (0, std::ptr::null()),
+            Argument::Required(name) => (1, name.as_ptr()),
+            Argument::Optional(name) => (2, name.as_ptr()),
+        };
         let mut option = sys::spank_option {
             name: spec.name.as_ptr().cast_mut(),
-            arginfo: spec.argument.as_ptr().cast_mut(),
+            arginfo: argument.cast_mut(),
             usage: spec.usage.as_ptr().cast_mut(),
-            has_arg: 1,
+            has_arg,
             val: index as c_int,
             cb: Some(option_callback),
         };
@@ -218,13 +256,147 @@ impl Spank {
         Ok(variables.iter().find_map(value))
     }
 
-    /// The number of this task among those of its step on this node; in tasks only.
-    fn local_task_id(&self) -> Option<c_int> {
-        let mut id: c_int = 0;
-        // SAFETY: for S_TASK_ID Slurm expects an int *.
-        let code = unsafe { sys::spank_get_item(self.0, sys::S_TASK_ID, &raw mut id) };
-        (code == 0).then_some(id)
+    /// The number of this task among those of its step on this node; in tasks, and after their fork.
+    pub fn local_task_id(&self) -> Option<i32> {
+        self.number(sys::S_TASK_ID, 0)
     }
+
+    /// The process of the task that has just been forked.
+    pub fn task_pid(&self) -> Option<i32> {
+        self.number(sys::S_TASK_PID, 0)
+    }
+
+    /// The job's number.
+    pub fn job_id(&self) -> Option<u32> {
+        self.number(sys::S_JOB_ID, 0)
+    }
+
+    /// Which step of the job this is.
+    pub fn step(&self) -> Option<Step> {
+        // Slurm's numbers for what users know by name, the same in every release.
+        Some(match self.number(sys::S_JOB_STEPID, 0)? {
+            0xffff_fffc_u32 => Step::Extern,
+            0xffff_fffb => Step::Batch,
+            0xffff_fffa => Step::Interactive,
+            number => Step::Number(number),
+        })
+    }
+
+    /// The user, the primary group, and all groups.
+    pub fn identity(&self) -> Result<(u32, u32, Vec<u32>), Failure> {
+        let unknown = || Failure::new("Slurm does not tell who the user is");
+        let uid = self.number(sys::S_JOB_UID, 0).ok_or_else(unknown)?;
+        let gid = self.number(sys::S_JOB_GID, 0).ok_or_else(unknown)?;
+        let mut groups: *mut libc::gid_t = std::ptr::null_mut();
+        let mut count: c_int = 0;
+        // SAFETY: for this item Slurm expects a gid_t ** and an int *, and gives its own array.
+        let code = unsafe {
+            sys::spank_get_item(self.0, sys::S_JOB_SUPPLEMENTARY_GIDS, &raw mut groups, &raw mut count)
+        };
+        if code != 0 {
+            return Err(unknown());
+        }
+        let count = if groups.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) };
+        // SAFETY: the array has as many elements as Slurm says; each is copied at once.
+        let groups = (0..count).map(|index| unsafe { groups.add(index).read() }).collect();
+        Ok((uid, gid, groups))
+    }
+
+    /// An item that Slurm writes as a 32-bit number.
+    fn number<T: Copy>(&self, item: sys::spank_item, initial: T) -> Option<T> {
+        const { assert!(size_of::<T>() == 4) };
+        let mut value = initial;
+        // SAFETY: the callers name items for which Slurm expects a pointer to a 32-bit number.
+        let code = unsafe { sys::spank_get_item(self.0, item, &raw mut value) };
+        (code == 0).then_some(value)
+    }
+
+    /// Sets a variable of the task.
+    pub fn set_job_variable(&self, name: &str, value: &str) -> Result<(), Failure> {
+        let text = |text: &str| CString::new(text).map_err(|_| Failure::new(format!("NUL in {name}")));
+        let (name_text, value) = (text(name)?, text(value)?);
+        // SAFETY: Slurm copies both strings.
+        match unsafe { sys::spank_setenv(self.0, name_text.as_ptr(), value.as_ptr(), 1) } {
+            0 => Ok(()),
+            code => Err(Failure::new(format!("Slurm refuses the variable {name} (spank_setenv: {code})"))),
+        }
+    }
+
+    /// Removes a variable of the task.
+    pub fn unset_job_variable(&self, name: &CStr) {
+        // SAFETY: Slurm only reads the string. It is no matter whether the variable was there.
+        unsafe { sys::spank_unsetenv(self.0, name.as_ptr()) };
+    }
+
+    /// Lets another program start in place of the task's, which it finds behind its own name in the arguments. Where
+    /// Slurm has no call for that (before 23.11), the other takes the place of the task's program in the arguments
+    /// instead; the return value is then the name that stood there.
+    pub fn start_instead(&self, launcher: &CStr) -> Result<Option<OsString>, Failure> {
+        type Prepend = unsafe extern "C" fn(sys::spank_t, c_int, *const *const c_char) -> sys::spank_err_t;
+        let this_process = libloading::os::unix::Library::this();
+        // SAFETY: the type is that of the header of every release that has the function.
+        if let Ok(prepend) = unsafe { this_process.get::<Prepend>(b"spank_prepend_task_argv\0") } {
+            let words = [launcher.as_ptr()];
+            // SAFETY: Slurm copies the words.
+            return match unsafe { prepend(self.0, 1, words.as_ptr()) } {
+                0 => Ok(None),
+                code => {
+                    Err(Failure::new(format!("Slurm refuses the launcher (spank_prepend_task_argv: {code})")))
+                }
+            };
+        }
+        let mut argc: c_int = 0;
+        let mut argv: *mut *mut c_char = std::ptr::null_mut();
+        // SAFETY: for S_JOB_ARGV Slurm expects an int * and a char ***, and gives the task's own array.
+        let code = unsafe { sys::spank_get_item(self.0, sys::S_JOB_ARGV, &raw mut argc, &raw mut argv) };
+        if code != 0 || argc < 1 || argv.is_null() {
+            return Err(Failure::new(format!(
+                "Slurm does not tell the task's program (spank_get_item: {code})"
+            )));
+        }
+        // SAFETY: there is at least one element, a C string. The task is a process of its own with one thread: nobody
+        // else sees the array, which Slurm passes to execve next. The old string is Slurm's and stays as it is.
+        let program = unsafe {
+            let program = CStr::from_ptr(argv.read()).to_bytes().to_vec();
+            argv.write(launcher.to_owned().into_raw());
+            program
+        };
+        Ok(Some(OsString::from_vec(program)))
+    }
+}
+
+/// A step of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Started by srun.
+    Number(u32),
+    /// The batch script.
+    Batch,
+    /// The shell of salloc, where that runs on the node.
+    Interactive,
+    /// What is started on the node from outside Slurm.
+    Extern,
+}
+
+/// The directory of the plugin's file.
+pub fn plugin_directory() -> Option<PathBuf> {
+    // SAFETY: a C structure of pointers for which zeros are valid.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let here = on_load as *const libc::c_void;
+    // SAFETY: the linker writes the structure; the file's name lives as long as the plugin is loaded.
+    let name = unsafe {
+        if libc::dladdr(here, &raw mut found) == 0 || found.dli_fname.is_null() {
+            return None;
+        }
+        CStr::from_ptr(found.dli_fname)
+    };
+    Some(Path::new(OsStr::from_bytes(name.to_bytes())).parent()?.to_owned())
+}
+
+/// Lets a descriptor pass through exec.
+pub fn keep_through_exec(fd: BorrowedFd) {
+    // SAFETY: clears a flag of an open descriptor.
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) };
 }
 
 /// Copies an array of C strings that ends after `limit` of them or with a NULL.
@@ -256,10 +428,14 @@ fn refuse_command(failure: &Failure) -> ! {
     unsafe { libc::exit(code) }
 }
 
-/// Ends a task that must not run on the host. The first task of the step on this node says why; the others
-/// would only say it again.
+/// Ends a task that must not run on the host. One task of the step on this node says why; the others would only say
+/// it again.
 fn end_task(spank: &Spank, failure: &Failure) -> ! {
-    if spank.local_task_id().unwrap_or(0) == 0 {
+    let speaks = match &state::lock().meeting {
+        Some(meeting) => meeting.may_speak(),
+        None => spank.local_task_id().unwrap_or(0) == 0,
+    };
+    if speaks {
         report(failure);
     }
     // SAFETY: ends the process at once, without the exit handlers that slurmstepd has registered.
@@ -280,11 +456,18 @@ fn log_error(text: &str) {
     unsafe { sys::slurm_error(c"%s".as_ptr(), line.as_ptr()) };
 }
 
-/// Tells the user something that is not an error.
+/// Tells the user something that is not an error; on a node, Slurm's log.
 pub fn inform(text: &str) {
     let line = CString::new(format!("mizzen: {text}")).unwrap_or_default();
     // SAFETY: the format takes one string.
     unsafe { sys::slurm_info(c"%s".as_ptr(), line.as_ptr()) };
+}
+
+/// Tells Slurm's log, where that has details.
+pub fn debug(text: &str) {
+    let line = CString::new(format!("mizzen: {text}")).unwrap_or_default();
+    // SAFETY: the format takes one string.
+    unsafe { sys::slurm_debug(c"%s".as_ptr(), line.as_ptr()) };
 }
 
 /// Sets a variable of the client's own environment, which becomes the job's.

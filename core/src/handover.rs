@@ -1,0 +1,225 @@
+//! What the plugin hands to the launcher when a task is about to start: who in the step this task is, and over which
+//! descriptors it meets the others. It travels in one variable of the task, which the program never sees.
+//!
+//! A user can put anything there, and reaches nothing by it: the launcher that reads it is the user's own process.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use crate::config::Source;
+use crate::failure::quote;
+use crate::{Failure, wire};
+
+/// The variable. The prefix lets it pass where Slurm filters a task's environment.
+pub const VARIABLE: &str = "SLURM_MIZZEN_HANDOVER";
+
+/// The task, as the plugin knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// The node's name in messages.
+    pub node: String,
+    /// `JOB.STEP`; STEP is a number, `batch` or `interactive`.
+    pub step: String,
+    /// mizzen.toml.
+    pub config: Source,
+    /// The descriptor from which the first task's one message is read, over and over, by all others; and on which
+    /// the right to tell the user is taken, by whoever fails first.
+    pub receive: i32,
+    /// The descriptor on which the message is sent.
+    pub send: i32,
+    /// What this task does for its step.
+    pub role: Role,
+    /// The program's name, where Slurm's own place for it is taken by the launcher's.
+    pub program: Option<OsString>,
+}
+
+/// The first task of a step on a node makes the container, all others enter it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Make it, and enter.
+    Builder {
+        /// The descriptor of the broker, which maps the user's groups; None where the user has but one.
+        broker: Option<i32>,
+        /// The user's lines in the node's passwd and group files, from whatever service has them.
+        accounts: Accounts,
+    },
+    /// Wait for the builder, and enter.
+    Member {
+        /// The builder's process.
+        builder: i32,
+    },
+}
+
+/// The user as the node's name services know him.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accounts {
+    /// The login name.
+    pub user: Option<String>,
+    /// The home directory.
+    pub home: Option<PathBuf>,
+    /// The login shell.
+    pub shell: Option<PathBuf>,
+    /// All groups by number, the primary one first, with their names where they have one.
+    pub groups: Vec<(u32, String)>,
+}
+
+impl Handover {
+    /// Text for [`VARIABLE`].
+    pub fn encode(&self) -> String {
+        let number = |number: i32| number.to_string().into_bytes();
+        let mut pairs = vec![
+            ("node", self.node.clone().into_bytes()),
+            ("step", self.step.clone().into_bytes()),
+            ("receive", number(self.receive)),
+            ("send", number(self.send)),
+        ];
+        if let Source::Named(path) = &self.config {
+            pairs.push(("config", path.as_os_str().as_bytes().to_vec()));
+        }
+        if let Some(program) = &self.program {
+            pairs.push(("program", program.as_bytes().to_vec()));
+        }
+        match &self.role {
+            Role::Member { builder } => pairs.push(("builder", number(*builder))),
+            Role::Builder { broker, accounts } => {
+                pairs.extend(broker.map(|broker| ("broker", number(broker))));
+                let path = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
+                pairs.extend(accounts.user.as_ref().map(|user| ("user", user.clone().into_bytes())));
+                pairs.extend(accounts.home.as_ref().map(|home| ("home", path(home))));
+                pairs.extend(accounts.shell.as_ref().map(|shell| ("shell", path(shell))));
+                let groups = accounts.groups.iter().map(|(gid, name)| format!("{gid}:{name}"));
+                pairs.push(("groups", groups.collect::<Vec<_>>().join("\n").into_bytes()));
+            }
+        }
+        wire::encode(pairs)
+    }
+
+    /// Reads the variable back.
+    pub fn decode(text: &[u8]) -> Result<Handover, Failure> {
+        read(&wire::decode(text).map_err(about)?).map_err(about)
+    }
+}
+
+fn about(failure: Failure) -> Failure {
+    failure.about(VARIABLE).hint("plugin and launcher must be of the same version on every node")
+}
+
+fn read(pairs: &[(String, Vec<u8>)]) -> Result<Handover, Failure> {
+    let find = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+    let need = |name: &str| find(name).ok_or_else(|| Failure::new(format!("no {name}")));
+    let text = |value: Vec<u8>| String::from_utf8_lossy(&value).into_owned();
+    let path = |value: Vec<u8>| PathBuf::from(OsString::from_vec(value));
+    let number = |value: Vec<u8>| {
+        let bad = || Failure::new(format!("\"{}\" is not a number", quote(&value)));
+        std::str::from_utf8(&value).ok().and_then(|text| text.parse::<i32>().ok()).ok_or_else(bad)
+    };
+    let role = match find("builder") {
+        Some(builder) => Role::Member { builder: number(builder)? },
+        None => Role::Builder {
+            broker: find("broker").map(number).transpose()?,
+            accounts: Accounts {
+                user: find("user").map(text),
+                home: find("home").map(path),
+                shell: find("shell").map(path),
+                groups: find("groups").map(text).map(|list| read_groups(&list)).unwrap_or_default(),
+            },
+        },
+    };
+    Ok(Handover {
+        node: text(need("node")?),
+        step: text(need("step")?),
+        config: find("config").map_or(Source::Default, |file| Source::Named(path(file))),
+        receive: number(need("receive")?)?,
+        send: number(need("send")?)?,
+        role,
+        program: find("program").map(OsString::from_vec),
+    })
+}
+
+fn read_groups(list: &str) -> Vec<(u32, String)> {
+    let pairs = list.lines().filter_map(|line| line.split_once(':'));
+    pairs.filter_map(|(gid, name)| Some((gid.parse().ok()?, name.to_owned()))).collect()
+}
+
+/// No message to the tasks is longer.
+pub const OUTCOME_LIMIT: usize = 4096;
+
+/// How building the container went: the text of the one message that the first task leaves for the others, and for
+/// slurmstepd's log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The container is there; how long the parts of its making took.
+    Ready(String),
+    /// It is not, and why.
+    Failed(String),
+}
+
+impl Outcome {
+    /// The message's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let (mark, text) = match self {
+            Outcome::Ready(times) => (b'+', times),
+            Outcome::Failed(why) => (b'-', why),
+        };
+        let mut bytes = vec![mark];
+        bytes.extend(text.bytes().take(OUTCOME_LIMIT - 1));
+        bytes
+    }
+
+    /// Reads a message, which is a user's text.
+    pub fn decode(bytes: &[u8]) -> Outcome {
+        match bytes.split_first() {
+            Some((b'+', times)) => Outcome::Ready(quote(times)),
+            Some((_, why)) => Outcome::Failed(quote(why)),
+            None => Outcome::Failed(String::new()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_handover_survives_the_variable() {
+        let accounts = Accounts {
+            user: Some("alice".to_owned()),
+            home: Some("/home/a b".into()),
+            shell: None,
+            groups: vec![(2001, "alice".to_owned()), (2100, String::new())],
+        };
+        let member = Handover {
+            node: "node1".to_owned(),
+            step: "7.batch".to_owned(),
+            config: Source::Named("/etc/m.toml".into()),
+            receive: 5,
+            send: 6,
+            role: Role::Member { builder: 77 },
+            program: Some("./a=b".into()),
+        };
+        let role = Role::Builder { broker: Some(9), accounts };
+        let builder = Handover { role, config: Source::Default, program: None, ..member.clone() };
+        for handover in [member, builder] {
+            assert_eq!(Handover::decode(handover.encode().as_bytes()), Ok(handover));
+        }
+    }
+
+    #[test]
+    fn an_outcome_survives_its_message_and_is_harmless() {
+        for outcome in [Outcome::Ready("plan 1 ms".to_owned()), Outcome::Failed("no such image".to_owned())] {
+            assert_eq!(Outcome::decode(&outcome.encode()), outcome);
+        }
+        assert_eq!(Outcome::decode(b""), Outcome::Failed(String::new()));
+        assert_eq!(Outcome::decode(b"-a\x1b\n"), Outcome::Failed("a\\u{1b}\\n".to_owned()));
+        assert_eq!(Outcome::Failed("x".repeat(9000)).encode().len(), OUTCOME_LIMIT);
+    }
+
+    #[test]
+    fn a_broken_one_is_refused() {
+        for text in ["", "node=n", "node=n&step=1.0&receive=x&send=4"] {
+            let failure = Handover::decode(text.as_bytes()).unwrap_err();
+            assert!(failure.message.starts_with(VARIABLE) && failure.hint.is_some(), "{failure:?}");
+        }
+    }
+}

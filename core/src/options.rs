@@ -1,0 +1,318 @@
+//! The values of options that shape a container, as the user writes them and parsed. The client checks them before
+//! a job is submitted; the launcher parses them again on the node.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use crate::Failure;
+use crate::failure::quote;
+
+/// One `--mount`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOption {
+    /// What is mounted.
+    pub source: MountSource,
+    /// Where, inside.
+    pub target: PathBuf,
+    /// How.
+    pub flags: MountFlags,
+}
+
+/// What `--mount` mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MountSource {
+    /// A file or directory of the host, with everything mounted below it.
+    Bind(PathBuf),
+    /// The content of a squashfs file of the host.
+    Squashfs(PathBuf),
+    /// An empty tmpfs with this `size=`, if any.
+    Tmpfs(Option<String>),
+}
+
+/// Restrictions of a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountFlags {
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// Programs cannot be executed.
+    pub no_exec: bool,
+}
+
+/// One `--env`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EnvOption {
+    /// `NAME=VALUE`.
+    Set(OsString, OsString),
+    /// `NAME`: the host's value, whatever the image says.
+    FromHost(OsString),
+}
+
+/// Parses `SRC[:DST[:FLAGS]]`, and several of them joined by commas. A backslash takes a colon, comma or
+/// backslash literally. Flags are joined by `+`, as pyxis does.
+pub fn parse_mounts(text: &OsStr) -> Result<Vec<MountOption>, Failure> {
+    split(text.as_bytes(), b',').iter().map(|part| parse_mount(part)).collect()
+}
+
+fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
+    let bad = |why: &str| {
+        Failure::new(format!("\"{}\": {why}", quote(part))).hint("write SRC:DST:FLAGS with FLAGS like ro+noexec (ro, rw, noexec, squashfs, size=); several joined by commas")
+    };
+    if part.iter().any(u8::is_ascii_control) {
+        return Err(bad("control character"));
+    }
+    let fields: Vec<PathBuf> =
+        split(part, b':').iter().map(|field| PathBuf::from(OsString::from_vec(unescape(field)))).collect();
+    let (source, target, flags) = match fields.as_slice() {
+        [source] => (source, source, None),
+        [source, target] => (source, target, None),
+        [source, target, flags] => (source, target, Some(flags)),
+        _ => return Err(bad("more than three parts")),
+    };
+    if source.as_os_str().is_empty() {
+        return Err(bad("the source is empty"));
+    }
+    if target.as_os_str().is_empty() {
+        return Err(bad("the destination is empty"));
+    }
+    if fields.len() > 1 && !target.is_absolute() {
+        return Err(bad("the destination is not absolute"));
+    }
+    if is_root(target) {
+        return Err(bad("the destination is the root itself"));
+    }
+    let words = flags.map_or("", |flags| flags.to_str().unwrap_or("?"));
+    let mut parsed = MountFlags::default();
+    let mut squashfs = false;
+    let mut size = None;
+    for word in words.split('+').filter(|_| flags.is_some()) {
+        match word {
+            "ro" => parsed.read_only = true,
+            "rw" => parsed.read_only = false,
+            "noexec" => parsed.no_exec = true,
+            // Always so: a user namespace can bind only whole trees, and no mount inside gives privileges.
+            "bind" | "rbind" | "nosuid" | "nodev" | "private" | "rprivate" => {}
+            "squashfs" => squashfs = true,
+            _ => match word.strip_prefix("size=") {
+                Some(limit) => size = Some(parse_size(limit).map_err(|failure| bad(&failure.message))?),
+                None => return Err(bad(&format!("unknown flag \"{}\"", quote(word.as_bytes())))),
+            },
+        }
+    }
+    let is_tmpfs = source.as_os_str() == "tmpfs" && fields.len() > 1;
+    if size.is_some() && !is_tmpfs {
+        return Err(bad("size= belongs to tmpfs"));
+    }
+    let source = match (is_tmpfs, squashfs) {
+        (true, true) => return Err(bad("tmpfs cannot be squashfs")),
+        (true, false) => MountSource::Tmpfs(size),
+        (false, true) if fields.len() == 1 => return Err(bad("a squashfs file needs a destination")),
+        (false, true) => MountSource::Squashfs(source.clone()),
+        (false, false) => MountSource::Bind(source.clone()),
+    };
+    Ok(MountOption { source, target: target.clone(), flags: parsed })
+}
+
+/// Whether a path is `/` in one of its spellings.
+fn is_root(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| matches!(part, Component::Normal(_)))
+}
+
+/// Splits at a separator that no backslash precedes.
+fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
+    let mut parts = vec![Vec::new()];
+    let mut bytes = text.iter().copied();
+    while let Some(byte) = bytes.next() {
+        if byte == separator {
+            parts.push(Vec::new());
+        } else if let Some(part) = parts.last_mut() {
+            part.push(byte);
+            if byte == b'\\' {
+                part.extend(bytes.next());
+            }
+        }
+    }
+    parts
+}
+
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut bytes = text.iter().copied().peekable();
+    while let Some(byte) = bytes.next() {
+        match bytes.peek() {
+            Some(next) if byte == b'\\' && b":,\\".contains(next) => plain.extend(bytes.next()),
+            _ => plain.push(byte),
+        }
+    }
+    plain
+}
+
+impl MountOption {
+    /// Relative paths belong to `directory`.
+    pub fn absolute(mut self, directory: &Path) -> MountOption {
+        if let MountSource::Bind(path) | MountSource::Squashfs(path) = &mut self.source {
+            *path = directory.join(&path);
+        }
+        self.target = directory.join(&self.target);
+        self
+    }
+
+    /// The text that [`parse_mounts`] reads as this mount.
+    pub fn to_text(&self) -> Vec<u8> {
+        let mut flags = Vec::new();
+        let source = match &self.source {
+            MountSource::Bind(path) => path.as_os_str(),
+            MountSource::Squashfs(path) => {
+                flags.push("squashfs".to_owned());
+                path.as_os_str()
+            }
+            MountSource::Tmpfs(size) => {
+                flags.extend(size.as_ref().map(|size| format!("size={size}")));
+                OsStr::new("tmpfs")
+            }
+        };
+        flags.push(if self.flags.read_only { "ro" } else { "rw" }.to_owned());
+        if self.flags.no_exec {
+            flags.push("noexec".to_owned());
+        }
+        let parts = [source.as_bytes(), self.target.as_os_str().as_bytes()].map(|part| escape(part, b":,"));
+        [parts[0].as_slice(), &parts[1], flags.join("+").as_bytes()].join(&b':')
+    }
+}
+
+impl EnvOption {
+    /// The text that [`parse_env_list`] reads as this variable.
+    pub fn to_text(&self) -> Vec<u8> {
+        match self {
+            EnvOption::Set(name, value) => [name.as_bytes(), &escape(value.as_bytes(), b",")].join(&b'='),
+            EnvOption::FromHost(name) => name.as_bytes().to_vec(),
+        }
+    }
+}
+
+fn escape(text: &[u8], separators: &[u8]) -> Vec<u8> {
+    let special = |byte: &u8| *byte == b'\\' || separators.contains(byte);
+    text.iter().flat_map(|byte| special(byte).then_some(b'\\').into_iter().chain([*byte])).collect()
+}
+
+/// Parses `NAME[=VALUE]`, and several of them joined by commas; a comma in a value is written `\,`.
+pub fn parse_env_list(text: &OsStr) -> Result<Vec<EnvOption>, Failure> {
+    let parts = split(text.as_bytes(), b',');
+    parts.iter().map(|part| parse_env(OsStr::from_bytes(&unescape(part)))).collect()
+}
+
+/// Parses `NAME=VALUE` or `NAME`.
+pub fn parse_env(text: &OsStr) -> Result<EnvOption, Failure> {
+    let bytes = text.as_bytes();
+    let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
+        Some(equals) => (&bytes[..equals], Some(&bytes[equals + 1..])),
+        None => (bytes, None),
+    };
+    if name.iter().any(|byte| byte.is_ascii_whitespace() || byte.is_ascii_control()) {
+        return Err(Failure::new(format!("\"{}\": not a variable's name", quote(name)))
+            .hint("write NAME=VALUE, without `export` and without blanks before the ="));
+    }
+    if name.is_empty() {
+        return Err(Failure::new(format!("\"{}\": the name is empty", quote(bytes)))
+            .hint("write NAME=VALUE, or NAME for the host's value"));
+    }
+    let name = OsStr::from_bytes(name).to_owned();
+    Ok(match value {
+        Some(value) => EnvOption::Set(name, OsStr::from_bytes(value).to_owned()),
+        None => EnvOption::FromHost(name),
+    })
+}
+
+/// Checks a size for tmpfs: a number with k, m, g or % behind it, and not 0, which would mean no limit.
+pub fn parse_size(text: &str) -> Result<String, Failure> {
+    let digits = text.trim_end_matches(|c: char| "kmgKMG%".contains(c));
+    let good = digits.parse::<u64>().is_ok_and(|number| number > 0) && text.len() - digits.len() <= 1;
+    if good {
+        return Ok(text.to_owned());
+    }
+    Err(Failure::new(format!("\"{}\" is not a size", quote(text.as_bytes())))
+        .hint("write a number with k, m or g behind it, or a percentage of the node's memory: 512m, 2g, 50%"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Vec<MountOption>, Failure> {
+        parse_mounts(OsStr::new(text))
+    }
+
+    fn bind(source: &str, target: &str, flags: MountFlags) -> MountOption {
+        MountOption { source: MountSource::Bind(source.into()), target: target.into(), flags }
+    }
+
+    #[test]
+    fn mounts_are_parsed() {
+        let read_only = MountFlags { read_only: true, ..MountFlags::default() };
+        assert_eq!(parse("/data"), Ok(vec![bind("/data", "/data", MountFlags::default())]));
+        assert_eq!(
+            parse("data:/data:ro,/x:/y:rw+noexec+rbind"),
+            Ok(vec![
+                bind("data", "/data", read_only),
+                bind("/x", "/y", MountFlags { no_exec: true, ..MountFlags::default() })
+            ])
+        );
+        assert_eq!(parse(r"/a\:b\,c:/d"), Ok(vec![bind("/a:b,c", "/d", MountFlags::default())]));
+        assert_eq!(
+            parse("tmpfs:/scratch:size=1G").unwrap()[0].source,
+            MountSource::Tmpfs(Some("1G".to_owned()))
+        );
+        assert_eq!(parse("d.sqsh:/d:squashfs").unwrap()[0].source, MountSource::Squashfs("d.sqsh".into()));
+    }
+
+    #[test]
+    fn bad_mounts_are_named() {
+        let cases = [
+            ("", "\"\": the source is empty"),
+            (":", "\":\": the source is empty"),
+            ("a:", "\"a:\": the destination is empty"),
+            (":b", "\":b\": the source is empty"),
+            ("/a:/b:ro:x", "\"/a:/b:ro:x\": more than three parts"),
+            ("/a:/b:shiny", "\"/a:/b:shiny\": unknown flag \"shiny\""),
+            ("/a:/b:", "\"/a:/b:\": unknown flag \"\""),
+            ("/a:/b,", "\"\": the source is empty"),
+            ("/a:b", "\"/a:b\": the destination is not absolute"),
+            ("/a:/", "\"/a:/\": the destination is the root itself"),
+            ("/a://./", "\"/a://./\": the destination is the root itself"),
+            ("/", "\"/\": the destination is the root itself"),
+            ("/a:/b\n", "\"/a:/b\\n\": control character"),
+            ("/a:/b:size=1G", "\"/a:/b:size=1G\": size= belongs to tmpfs"),
+        ];
+        for (text, expected) in cases {
+            let failure = parse(text).unwrap_err();
+            assert_eq!(failure.message, expected);
+        }
+    }
+
+    #[test]
+    fn variables_are_parsed() {
+        assert_eq!(parse_size("512m"), Ok("512m".to_owned()));
+        for text in ["", "0", "m", "1m,size=9g", "10Q", "1mm", "-1"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_env(OsStr::new("A=b=c")), Ok(EnvOption::Set("A".into(), "b=c".into())));
+        assert_eq!(parse_env(OsStr::new("A")), Ok(EnvOption::FromHost("A".into())));
+        assert_eq!(parse_env(OsStr::new("=x")).unwrap_err().message, "\"=x\": the name is empty");
+    }
+
+    #[test]
+    fn every_mount_and_variable_survives_its_text() {
+        let mounts = r"/a\:b\,c:/d:ro+noexec,/x,tmpfs:/s:size=1G,d.sqsh:/d\\e:squashfs";
+        let parsed = parse(mounts).unwrap();
+        let texts: Vec<Vec<u8>> = parsed.iter().map(MountOption::to_text).collect();
+        assert_eq!(parse_mounts(OsStr::from_bytes(&texts.join(&b','))), Ok(parsed.clone()));
+        assert_eq!(
+            parsed[3].clone().absolute(Path::new("/w")).source,
+            MountSource::Squashfs("/w/d.sqsh".into())
+        );
+        let variables = parse_env_list(OsStr::new(r"A,B=x\,y\\z=,C=")).unwrap();
+        assert_eq!(variables[1], EnvOption::Set("B".into(), r"x,y\z=".into()));
+        let texts: Vec<Vec<u8>> = variables.iter().map(EnvOption::to_text).collect();
+        assert_eq!(parse_env_list(OsStr::from_bytes(&texts.join(&b','))), Ok(variables));
+    }
+}

@@ -1,0 +1,153 @@
+//! A task of a Slurm step becomes its program in the step's container. Slurm starts the launcher, under the name
+//! `mizzen-enter`, in place of the program, as the user, with everything that it would give the program itself.
+//!
+//!     first task:  request -> plan -> sandbox, and tells the others --+--> program
+//!     the others:  wait for the first ---------------------> enter ---+
+//!
+//! Whatever goes wrong ends the task; one task of the step on each node tells the user.
+
+mod join;
+mod meeting;
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use mizzen_core::handover::{self, Accounts, Role};
+use mizzen_core::request::{self, Container};
+use mizzen_core::{Config, Failure, Handover, Request};
+
+use crate::host::Host;
+use crate::options::{Origin, RunOptions, StepOptions};
+use crate::plan::{Facts, Program, typed_command};
+use crate::sandbox::{self, Unstartable};
+use crate::{pipeline, report, report_note, sys};
+use meeting::Meeting;
+
+/// The name under which Slurm starts the launcher.
+pub const NAME: &str = "mizzen-enter";
+/// Marks the programs of a step, for those who want to join it.
+const STEP_VARIABLE: &str = "SLURM_MIZZEN_STEP";
+
+/// Becomes the program of the task, or tells why not.
+pub fn run() -> ExitCode {
+    let (handover, meeting) = match take_handover() {
+        Ok(taken) => taken,
+        Err(failure) => {
+            report(
+                &failure.hint("Slurm's plugin starts this program; to run a container by hand: mizzen run"),
+            );
+            return ExitCode::from(125);
+        }
+    };
+    let Unstartable { code, failure } = start(&handover, &meeting);
+    let failure = failure.about(&handover.node);
+    if meeting.may_speak() {
+        report(&failure);
+    }
+    // After the report, so that nobody else makes one of what follows from this.
+    if let Role::Builder { .. } = handover.role {
+        meeting.announce_failure(&failure);
+    }
+    ExitCode::from(code)
+}
+
+/// What the plugin says; the program inside is not to see it.
+fn take_handover() -> Result<(Handover, Meeting), Failure> {
+    let text = std::env::var_os(handover::VARIABLE)
+        .ok_or_else(|| Failure::new(format!("{} is not set", handover::VARIABLE)))?;
+    let handover = Handover::decode(&text.into_vec())?;
+    let [receive, send] = [handover.receive, handover.send].map(sys::own_inherited);
+    let unusable = |error| Failure::new(format!("the descriptors from Slurm's plugin are closed: {error}"));
+    let meeting = Meeting { receive: receive.map_err(unusable)?, send: send.map_err(unusable)? };
+    Ok((handover, meeting))
+}
+
+fn start(handover: &Handover, meeting: &Meeting) -> Unstartable {
+    let environment: Vec<(OsString, OsString)> =
+        std::env::vars_os().filter(|(name, _)| name != handover::VARIABLE).collect();
+    let program = match read_request().and_then(|request| match request {
+        Request::Container(container) => enter(handover, meeting, container, &environment),
+        Request::Join(step) => join::enter(handover, &step, command(handover), &environment),
+        Request::Host | Request::SlurmRuntime => Err(Failure::new("the request is not for a container")),
+    }) {
+        Ok(program) => program,
+        Err(failure) => return failure.into(),
+    };
+    sandbox::start(&program)
+}
+
+fn read_request() -> Result<Request, Failure> {
+    let text = std::env::var_os(request::VARIABLE)
+        .ok_or_else(|| Failure::new(format!("{} is not set", request::VARIABLE)))?;
+    Request::decode(&text.into_vec())
+}
+
+/// The program and its arguments, as Slurm would have started it.
+fn command(handover: &Handover) -> Vec<OsString> {
+    handover.program.iter().cloned().chain(std::env::args_os().skip(1)).collect()
+}
+
+/// Makes or enters the container.
+fn enter(
+    handover: &Handover,
+    meeting: &Meeting,
+    Container { image, settings }: Container,
+    environment: &[(OsString, OsString)],
+) -> Result<Program, Failure> {
+    let config = Config::load(&handover.config)?;
+    let mut options = RunOptions::new(image, command(handover), settings, &config, Origin::StepOption)?;
+    options.step = Some(StepOptions {
+        script: handover.step.ends_with(".batch").then(|| PathBuf::from(&options.command[0])),
+        commands: config.slurm_commands,
+    });
+    let facts = match &handover.role {
+        Role::Builder { broker, accounts } => build(handover, meeting, &options, *broker, accounts)?,
+        Role::Member { builder } => {
+            let (namespaces, facts) = meeting.receive(*builder)?;
+            namespaces.enter()?;
+            facts
+        }
+    };
+    let command = typed_command(&options, &facts.entrypoint);
+    let mut environment = environment.to_vec();
+    environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
+    Ok(Program::new(&options, &facts, command, &environment))
+}
+
+/// Makes the container, enters it and lets the others enter.
+fn build(
+    handover: &Handover,
+    meeting: &Meeting,
+    options: &RunOptions,
+    broker: Option<i32>,
+    accounts: &Accounts,
+) -> Result<Facts, Failure> {
+    let begin = Instant::now();
+    let broker = broker
+        .map(sys::own_inherited)
+        .transpose()
+        .map_err(|error| Failure::new(format!("the broker's descriptor is closed: {error}")))?;
+    let host = Host::look_with(accounts, broker.is_some());
+    let image = pipeline::Image::find_at(&options.image)?;
+    let staged = begin.elapsed();
+    let (plan, sources) = pipeline::plan(options, image, &host)?;
+    let planned = begin.elapsed();
+    plan.notes.iter().for_each(|note| report_note(&format!("{}: {note}", handover.node)));
+    let namespaces = sandbox::build(&plan, sources, broker)?;
+    let built = begin.elapsed();
+    let times = format!(
+        "{}: image {:.1} ms, plan {:.1} ms, mounts {:.1} ms",
+        options.image.display(),
+        staged.as_secs_f64() * 1e3,
+        (planned - staged).as_secs_f64() * 1e3,
+        (built - planned).as_secs_f64() * 1e3,
+    );
+    if options.verbose {
+        report_note(&format!("{}: {times}", handover.node));
+    }
+    meeting.announce(&namespaces, &plan.facts, times)?;
+    Ok(plan.facts)
+}
