@@ -15,7 +15,7 @@ use mizzen_core::{Config, Failure, Request, Settings};
 use crate::options::Meaning;
 use crate::spank::{self, Spank};
 use crate::state::Reported;
-use crate::{oci, options, state};
+use crate::{multi_prog, oci, options, state};
 
 /// Slurm's `--container` ends here. Slurm sets it only when unset, so what stays in the environment would hide
 /// the option of a nested srun.
@@ -70,6 +70,9 @@ pub fn make_request() -> Result<(), Failure> {
         } else {
             Err(different_containers(&show(&shared), &show(&request)))
         };
+    }
+    if let Some(Request::Container(_) | Request::Join(_)) = &request {
+        multi_prog::refuse_in_client()?;
     }
     if let Some(request) = &request {
         let text = request.encode();

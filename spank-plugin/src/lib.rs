@@ -14,6 +14,7 @@
 
 mod client;
 mod meeting;
+mod multi_prog;
 mod node;
 mod oci;
 mod options;

@@ -19,7 +19,7 @@ use crate::options::Meaning;
 use crate::root;
 use crate::spank::{self, Spank, Step};
 use crate::state::Reported;
-use crate::{oci, options, state};
+use crate::{multi_prog, oci, options, state};
 
 /// The launcher under the name by which it knows what to do, beside the plugin.
 const LAUNCHER: &str = "mizzen-enter";
@@ -100,6 +100,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
         spank.set_job_variable(VARIABLE, &request.encode())?; // for the srun calls in the script
         return Ok(());
     }
+    multi_prog::refuse_on_node(spank)?;
     let launcher = launcher()?;
     let accounts = accounts(spank)?;
     let mut state = state::lock();

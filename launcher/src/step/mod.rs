@@ -9,9 +9,9 @@
 mod join;
 mod meeting;
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -87,7 +87,24 @@ fn read_request() -> Result<Request, Failure> {
 
 /// The program and its arguments, as Slurm would have started it.
 fn command(handover: &Handover) -> Vec<OsString> {
-    handover.program.iter().cloned().chain(std::env::args_os().skip(1)).collect()
+    let mut command: Vec<OsString> =
+        handover.program.iter().cloned().chain(std::env::args_os().skip(1)).collect();
+    if let Some(program) = command.first_mut()
+        && let Some(copy) = broadcast_copy(program, &handover.step)
+    {
+        *program = copy;
+    }
+    command
+}
+
+/// `srun --bcast=DIRECTORY/` names the directory alone; Slurm adds its name for the copy to what it starts itself.
+fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
+    let directory = Path::new(program);
+    let entries = program.as_bytes().ends_with(b"/").then(|| directory.read_dir().ok())??;
+    let prefix = format!("slurm_bcast_{step}_");
+    let mut copies = entries.flatten().map(|entry| entry.file_name());
+    let copy = copies.find(|name| name.as_bytes().starts_with(prefix.as_bytes()))?;
+    Some(directory.join(copy).into_os_string())
 }
 
 /// Makes or enters the container.

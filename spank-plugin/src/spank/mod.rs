@@ -328,6 +328,25 @@ impl Spank {
         unsafe { sys::spank_unsetenv(self.0, name.as_ptr()) };
     }
 
+    /// The task's program and its arguments; before 23.11 with `--multi-prog`, that option's file and its content.
+    pub fn arguments(&self) -> Result<Vec<Vec<u8>>, Failure> {
+        let (argc, argv) = self.task_arguments()?;
+        // SAFETY: Slurm's own array of as many C strings.
+        Ok(unsafe { strings(argv, argc) })
+    }
+
+    fn task_arguments(&self) -> Result<(c_int, *mut *mut c_char), Failure> {
+        let mut argc: c_int = 0;
+        let mut argv: *mut *mut c_char = std::ptr::null_mut();
+        // SAFETY: for S_JOB_ARGV Slurm expects an int * and a char ***, and gives the task's own array.
+        let code = unsafe { sys::spank_get_item(self.0, sys::S_JOB_ARGV, &raw mut argc, &raw mut argv) };
+        if code != 0 || argv.is_null() {
+            let message = format!("Slurm does not tell the task's program (spank_get_item: {code})");
+            return Err(Failure::new(message));
+        }
+        Ok((argc, argv))
+    }
+
     /// Lets another program start in place of the task's, which it finds behind its own name in the arguments. Where
     /// Slurm has no call for that (before 23.11), the other takes the place of the task's program in the arguments
     /// instead; the return value is then the name that stood there.
@@ -345,14 +364,9 @@ impl Spank {
                 }
             };
         }
-        let mut argc: c_int = 0;
-        let mut argv: *mut *mut c_char = std::ptr::null_mut();
-        // SAFETY: for S_JOB_ARGV Slurm expects an int * and a char ***, and gives the task's own array.
-        let code = unsafe { sys::spank_get_item(self.0, sys::S_JOB_ARGV, &raw mut argc, &raw mut argv) };
-        if code != 0 || argc < 1 || argv.is_null() {
-            return Err(Failure::new(format!(
-                "Slurm does not tell the task's program (spank_get_item: {code})"
-            )));
+        let (argc, argv) = self.task_arguments()?;
+        if argc < 1 {
+            return Err(Failure::new("Slurm does not tell the task's program"));
         }
         // SAFETY: there is at least one element, a C string. The task is a process of its own with one thread: nobody
         // else sees the array, which Slurm passes to execve next. The old string is Slurm's and stays as it is.

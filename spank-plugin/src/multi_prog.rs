@@ -1,0 +1,62 @@
+//! `srun --multi-prog` before Slurm 23.11. There each task gets a program of its own, which a plugin can neither see nor
+//! replace: the task would run on the host. So it is refused, in srun where it is typed, and again on the node.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use mizzen_core::Failure;
+
+use crate::spank::{self, Spank};
+
+/// Refuses what srun was asked to do, if this Slurm cannot do it in a container.
+pub fn refuse_in_client() -> Result<(), Failure> {
+    let words = fs::read("/proc/self/cmdline").unwrap_or_default();
+    let mut words = words.split(|byte| *byte == 0);
+    // getopt takes abbreviations. A program's own argument may look the same, but has no such file behind it.
+    let asked = words.any(|word| word.len() > "--m".len() && b"--multi-prog".starts_with(word));
+    let is_list = |word: &[u8]| read_small(word).is_some_and(|content| lists_programs(&content));
+    if asked && words.any(is_list) { refuse() } else { Ok(()) }
+}
+
+/// The same on the node, where the option's file and its content stand in place of the program and its argument.
+pub fn refuse_on_node(spank: &Spank) -> Result<(), Failure> {
+    if let [file, content, ..] = spank.arguments()?.as_slice()
+        && lists_programs(content)
+        && read_small(file).as_ref() == Some(content)
+    {
+        return refuse();
+    }
+    Ok(())
+}
+
+/// A file that can be such a list: not a FIFO, and not one that takes long to read.
+fn read_small(name: &[u8]) -> Option<Vec<u8>> {
+    const LIMIT: u64 = 1 << 20;
+    let path = Path::new(OsStr::from_bytes(name));
+    path.metadata().ok().filter(|found| found.is_file() && found.len() <= LIMIT)?;
+    fs::read(path).ok()
+}
+
+fn refuse() -> Result<(), Failure> {
+    if spank::slurm_version() >= (23, 11) {
+        return Ok(());
+    }
+    Err(Failure::new("--multi-prog: not in a container before Slurm 23.11")
+        .hint("start one script, which chooses its program by SLURM_PROCID"))
+}
+
+/// Whether a file consists of lines `0-3,5 program argument …`, or `* program`.
+fn lists_programs(content: &[u8]) -> bool {
+    let mut lines = content
+        .split(|byte| *byte == b'\n')
+        .map(<[u8]>::trim_ascii)
+        .filter(|line| !line.is_empty() && !line.starts_with(b"#"))
+        .peekable();
+    let ranks = |line: &[u8]| {
+        let end = line.iter().position(u8::is_ascii_whitespace).unwrap_or(0);
+        end > 0 && line[..end].iter().all(|byte| byte.is_ascii_digit() || b",-*:".contains(byte))
+    };
+    lines.peek().is_some() && lines.all(ranks)
+}
