@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod escape;
 pub mod failure;
 pub mod groups;
 pub mod handover;

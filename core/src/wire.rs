@@ -1,9 +1,8 @@
 //! `key=value` pairs in one environment variable: joined by `&`, with every unusual byte as %XX, so that the text
 //! survives every shell, log and language on its way.
 
-use std::fmt::Write;
-
 use crate::Failure;
+use crate::escape::{escape, unescape};
 use crate::failure::quote;
 
 /// The text of these pairs.
@@ -27,34 +26,6 @@ pub fn decode(text: &[u8]) -> Result<Vec<(String, Vec<u8>)>, Failure> {
         pairs.push((key, value));
     }
     Ok(pairs)
-}
-
-fn escape(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"/._-+:@,~".contains(byte) {
-            text.push(char::from(*byte));
-        } else {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
-}
-
-fn unescape(text: &[u8]) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.iter();
-    while let Some(byte) = rest.next() {
-        if *byte != b'%' {
-            bytes.push(*byte);
-            continue;
-        }
-        let high = char::from(*rest.next()?).to_digit(16)?;
-        let low = char::from(*rest.next()?).to_digit(16)?;
-        bytes.push(u8::try_from(high * 16 + low).ok()?);
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

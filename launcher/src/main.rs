@@ -10,6 +10,7 @@ mod pipeline;
 mod plan;
 mod progress;
 mod sandbox;
+mod slurm;
 mod step;
 mod sys;
 
@@ -24,9 +25,13 @@ use mizzen_core::{Config, Failure};
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let called = std::env::args_os().next().unwrap_or_default();
+    let mut words = std::env::args_os();
+    let called = words.next().unwrap_or_default();
     if Path::new(&called).file_name().is_some_and(|name| name == step::NAME) {
         return step::run();
+    }
+    if let Some(command) = slurm::command_named(&called) {
+        return slurm::shim::run(command, words);
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -107,6 +107,11 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
     chosen.into_iter().map(|(name, (value, why))| Variable { name, value, why }).collect()
 }
 
+/// Whether the variable names files of the side it is set on, host or container, and means nothing on the other.
+pub fn belongs_to_one_side(name: &OsStr) -> bool {
+    rule(name) == Some(Rule::Drop)
+}
+
 fn rule(name: &OsStr) -> Option<Rule> {
     let matches = |pattern: &str| match pattern.strip_suffix('*') {
         Some(prefix) => name.as_bytes().starts_with(prefix.as_bytes()),

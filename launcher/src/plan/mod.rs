@@ -17,7 +17,7 @@ use crate::host::Host;
 use crate::image::{Entry, Metadata, Tree, resolve};
 use crate::options::{Origin, RunOptions, Unshare};
 
-pub use environment::Variable;
+pub use environment::{Variable, belongs_to_one_side};
 pub use identity::Identity;
 
 /// A container, decided to the last mount and variable.

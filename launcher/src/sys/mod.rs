@@ -1,12 +1,16 @@
 //! The few system calls that no crate wraps safely. The only unsafe code of the launcher; runs as the user.
 #![allow(unsafe_code)]
 
+mod inherited;
+
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::sys::signal::{SigHandler, SigSet, Signal};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
+
+pub use inherited::{is_ignored, peer_uid};
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.
 fn fork_single_threaded() -> io::Result<ForkResult> {

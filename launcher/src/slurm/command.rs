@@ -1,0 +1,232 @@
+//! The helper's child for one command: starts the real one for a shim, hands signals on, tells how it ended.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mizzen_core::Failure;
+use mizzen_core::failure::{cause, quote};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{AccessFlags, Pid, access, setsid};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use super::host::child_signals;
+use super::wire::{Answer, Order, Refusal};
+use super::{COMMANDS, inside, node_name};
+use crate::{report, sys};
+
+/// Where Slurm is when PATH does not say.
+const USUAL_PLACES: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin"];
+/// The kernel takes no more than 6 MiB of words and variables; so an order is not longer, with its NULs.
+const ORDER_LIMIT: u64 = 16 << 20;
+/// How long a command that was told to end may take. srun cancels its step then.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Looks after one connection, to its end. All signals are blocked here.
+pub fn serve(mut stream: &UnixStream, owner: BorrowedFd) {
+    let answer = match receive(stream, owner) {
+        Ok(None) => return,
+        Ok(Some((order, streams))) => run(order, streams, stream, owner),
+        Err(error) => Err(Failure::new(format!("the helper did not understand: {}", cause(&error))).into()),
+    };
+    // Nobody is left to be told when this fails.
+    let _ = stream.write_all(&answer.unwrap_or_else(Answer::Refused).encode());
+}
+
+/// The order and the standard streams; None if the shim or the owner has ended before.
+fn receive(stream: &UnixStream, owner: BorrowedFd) -> io::Result<Option<(Order, [OwnedFd; 3])>> {
+    let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
+    let mut watched = [watched(stream.as_fd()), watched(owner)];
+    poll(&mut watched, PollTimeout::NONE)?;
+    if watched[1].any() == Some(true) {
+        return Ok(None);
+    }
+    let (length, descriptors) = receive_descriptors(stream)?;
+    if length == 0 {
+        return Ok(None);
+    }
+    let broken = || io::Error::other("another version of mizzen?");
+    let [order, stdin, stdout, stderr]: [OwnedFd; 4] = descriptors.try_into().map_err(|_| broken())?;
+    let mut file = File::from(order);
+    if !file.metadata()?.is_file() {
+        return Err(broken());
+    }
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.take(ORDER_LIMIT).read_to_end(&mut bytes)?;
+    let order = Order::decode(&bytes).ok_or_else(broken)?;
+    Ok(Some((order, [stdin, stdout, stderr])))
+}
+
+/// The first byte on a connection, and what came with it.
+fn receive_descriptors(stream: &UnixStream) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let received =
+        recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            descriptors.extend(passed);
+        }
+    }
+    Ok((received.bytes, descriptors))
+}
+
+fn run(
+    order: Order,
+    streams: [OwnedFd; 3],
+    stream: &UnixStream,
+    owner: BorrowedFd,
+) -> Result<Answer, Refusal> {
+    let program = find(&order.command).ok_or_else(|| Refusal {
+        code: 127,
+        failure: Failure::new(format!("no such command on {}", node_name()))
+            .hint("it is looked for in PATH as it is on the host"),
+    })?;
+    let failed = |what: &str, error: io::Error| Failure::new(format!("cannot {what}: {}", cause(&error)));
+    let ended = child_signals().map_err(|errno| failed("watch processes", errno.into()))?;
+    // The streams go with the closure: a copy that stayed here would keep the other end of a pipe waiting.
+    let pid = sys::spawn_child(move || become_command(&program, order, streams))
+        .map_err(|error| failed("start a process on the host", error))?;
+    watch(pid, stream, owner, ended.as_fd()).map_err(|error| failed("wait for it", error).into())
+}
+
+/// The real command: in PATH of the helper, which is the host's, or where it usually is. Never this program again.
+fn find(command: &OsStr) -> Option<PathBuf> {
+    // Not everything that a program inside names, though it could have srun start that.
+    COMMANDS.into_iter().find(|known| command == *known)?;
+    let own = fs::metadata("/proc/self/exe").map(|own| (own.dev(), own.ino())).ok();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).chain(USUAL_PLACES.map(PathBuf::from));
+    let is_program = |candidate: &PathBuf| {
+        fs::metadata(candidate).is_ok_and(|found| {
+            let executable = found.is_file() && found.permissions().mode() & 0o111 != 0;
+            executable && Some((found.dev(), found.ino())) != own
+        })
+    };
+    places.filter(|place| place.is_absolute()).map(|place| place.join(command)).find(is_program)
+}
+
+/// Becomes the command; returns an exit code only if that failed. Its session has no terminal, so that a key there
+/// reaches it once, through the shim; it reads and sets the terminal that was passed nevertheless.
+fn become_command(program: &Path, order: Order, [stdin, stdout, stderr]: [OwnedFd; 3]) -> i32 {
+    let cwd = directory_on_host(&order.directory);
+    let environment: Vec<(OsString, OsString)> =
+        inside::arriving(order.environment, std::env::vars_os(), cwd);
+    let _ = setsid();
+    let _ = SigSet::empty().thread_set_mask();
+    order.inherited.apply();
+    let error = Command::new(program)
+        .arg0(&order.command)
+        .args(&order.arguments)
+        .env_clear()
+        .envs(environment)
+        .current_dir(cwd)
+        .stdin(Stdio::from(stdin))
+        .stdout(Stdio::from(stdout))
+        .stderr(Stdio::from(stderr))
+        .exec();
+    // The standard streams are the shim's by now.
+    let shown = quote(program.as_os_str().as_bytes());
+    report(&Failure::new(format!("{shown}: cannot be started on {}: {}", node_name(), cause(&error))));
+    126
+}
+
+/// The shim's directory, if the host has one of that name.
+fn directory_on_host(inside: &Path) -> &Path {
+    let usable = inside.is_dir() && access(inside, AccessFlags::X_OK).is_ok();
+    if usable { inside } else { Path::new("/") }
+}
+
+/// What is to be done about the command.
+enum Phase {
+    /// Nothing: it runs.
+    Running,
+    /// It was told to end, and has until then.
+    Ending(Instant),
+    /// It was killed.
+    Killed,
+}
+
+/// Waits for the command's end; sees to it when the shim or the owner ends before. Signals go to the process alone,
+/// not to its group: srun leaves there a process that cancels the step when srun was killed.
+fn watch(pid: Pid, stream: &UnixStream, owner: BorrowedFd, ended: BorrowedFd) -> io::Result<Answer> {
+    let mut phase = Phase::Running;
+    loop {
+        match waitpid(pid, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::Exited(_, code)) => return Ok(Answer::Exited(code as u8)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(Answer::Killed(signal as u8)),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut watched = [watched(ended), watched(stream.as_fd()), watched(owner)];
+        let (count, timeout) = match phase {
+            Phase::Running => (3, PollTimeout::NONE),
+            Phase::Ending(until) => (1, timeout_until(until)),
+            Phase::Killed => (1, PollTimeout::NONE),
+        };
+        match poll(&mut watched[..count], timeout) {
+            Err(Errno::EINTR) => continue,
+            polled => polled?,
+        };
+        if watched[0].any() == Some(true) {
+            // Emptied: one that stays readable would not let the next poll wait.
+            let _ = nix::unistd::read(ended, &mut [0; 1024]);
+        }
+        phase = match phase {
+            Phase::Running => {
+                let shim_ended = watched[1].any() == Some(true) && !hand_signals_on(stream, pid);
+                if shim_ended || watched[2].any() == Some(true) { end(pid) } else { Phase::Running }
+            }
+            Phase::Ending(until) if Instant::now() >= until => {
+                let _ = kill(pid, Signal::SIGKILL);
+                Phase::Killed
+            }
+            phase => phase,
+        };
+    }
+}
+
+fn timeout_until(until: Instant) -> PollTimeout {
+    let left = until.saturating_duration_since(Instant::now());
+    // Rounded up, or the last millisecond would be spent looking.
+    PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+}
+
+/// Tells the command to end.
+fn end(pid: Pid) -> Phase {
+    let _ = kill(pid, Signal::SIGTERM);
+    let _ = kill(pid, Signal::SIGCONT); // it may have been stopped
+    Phase::Ending(Instant::now() + GRACE)
+}
+
+/// Gives the command the signals that the shim has got; false if the shim has ended.
+fn hand_signals_on(mut stream: &UnixStream, pid: Pid) -> bool {
+    let mut numbers = [0; 64];
+    match stream.read(&mut numbers) {
+        Ok(0) | Err(_) => false,
+        Ok(length) => {
+            let signals =
+                numbers[..length].iter().filter_map(|number| Signal::try_from(i32::from(*number)).ok());
+            for signal in signals {
+                let _ = kill(pid, signal);
+            }
+            true
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The environment on its way from a program in the container to Slurm's commands on the host, and through them to
+//! the programs of a new step.
+//!
+//! The user's own variables go all the way. Those that name files of one side stay on their side: the image's
+//! LD_LIBRARY_PATH breaks the host's srun. The host's commands get the host's values instead. The inside ones are
+//! packed into one variable that any node unpacks when the new step runs in the same image; a prefix SLURM_ lets it
+//! pass `--export=NONE`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use mizzen_core::Request;
+use mizzen_core::escape::{escape, unescape};
+use mizzen_core::request;
+
+use super::HOST_VARIABLE;
+use crate::plan;
+
+/// Carries what belongs to the inside through the host.
+pub const VARIABLE: &str = "SLURM_MIZZEN_INSIDE";
+
+/// The commands that start something which may run in the container again.
+const LAUNCHERS: [&str; 3] = ["srun", "sbatch", "salloc"];
+
+/// Further variables of one side, beside those that a container never takes from the host: a site's srun may be a
+/// script, and the image's modules are none for the host's interpreters.
+const INTERPRETERS: [&str; 18] = [
+    "PYTHONPATH",
+    "PYTHONSTARTUP",
+    "PYTHONUSERBASE",
+    "PYTHONEXECUTABLE",
+    "PERL5LIB",
+    "PERL5OPT",
+    "RUBYLIB",
+    "RUBYOPT",
+    "LUA_PATH",
+    "LUA_CPATH",
+    "TCLLIBPATH",
+    "NLSPATH",
+    "TERMINFO",
+    "TERMINFO_DIRS",
+    "OPENSSL_CONF",
+    "OPENSSL_MODULES",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+];
+
+/// The kernel takes no variable longer than 128 KiB; this leaves room for its name and for others' habits.
+const LIMIT: usize = 120_000;
+
+type Variables = Vec<(OsString, OsString)>;
+
+/// What a program inside had when it called srun, sbatch or salloc.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inside {
+    /// The image that it ran in; everything else means something in that one only.
+    pub image: PathBuf,
+    /// Its working directory.
+    pub workdir: PathBuf,
+    /// Its variables that name files of the image. Empty if the user wants no variables exported.
+    pub variables: Variables,
+}
+
+impl Inside {
+    /// Reads it back from the environment of a task on the node. A broken value is as good as none: only programs
+    /// that change our variable make one, and it carries conveniences.
+    #[allow(dead_code)] // called where a step's container is started
+    pub fn from_environment(environment: &[(OsString, OsString)]) -> Option<Inside> {
+        let value = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+        let mut inside = Inside::decode(value(VARIABLE)?.as_bytes())?;
+        if value("SLURM_EXPORT_ENV").is_some_and(|list| !exports_all(list)) {
+            inside.variables.clear();
+        }
+        Some(inside)
+    }
+
+    /// What a program has that calls a command now, if it is in a container that Slurm started.
+    fn of_caller(environment: &[(OsString, OsString)], workdir: &Path) -> Option<Inside> {
+        let (_, request) = environment.iter().find(|(name, _)| name == request::VARIABLE)?;
+        let Ok(Request::Container(container)) = Request::decode(request.as_bytes()) else { return None };
+        let packed = |name: &OsStr| belongs_to_one_side(name) && name != "PWD" && name != "OLDPWD";
+        let variables = environment.iter().filter(|(name, _)| packed(name)).cloned().collect();
+        Some(Inside { image: container.image, workdir: workdir.to_owned(), variables })
+    }
+
+    /// Text for [`VARIABLE`], and the names of variables for which it has no room. The longest ones have none.
+    fn encode(&self) -> (String, Vec<OsString>) {
+        let path = |path: &Path| escape(path.as_os_str().as_bytes());
+        let mut text = format!("image={}&workdir={}", path(&self.image), path(&self.workdir));
+        let mut fields: Vec<(&OsStr, String)> = self
+            .variables
+            .iter()
+            .map(|(name, value)| {
+                let line = [name.as_bytes(), b"=", value.as_bytes()].concat();
+                (name.as_os_str(), format!("&variable={}", escape(&line)))
+            })
+            .collect();
+        fields.sort_by_key(|(_, field)| field.len());
+        let mut left_out = Vec::new();
+        for (name, field) in fields {
+            if text.len() + field.len() <= LIMIT {
+                text.push_str(&field);
+            } else {
+                left_out.push(name.to_owned());
+            }
+        }
+        (text, left_out)
+    }
+
+    fn decode(text: &[u8]) -> Option<Inside> {
+        let (mut image, mut workdir, mut variables) = (None, None, Vec::new());
+        for pair in text.split(|byte| *byte == b'&') {
+            let equals = pair.iter().position(|byte| *byte == b'=')?;
+            let value = unescape(&pair[equals + 1..]).filter(|value| !value.contains(&0))?;
+            let place = match &pair[..equals] {
+                b"image" => &mut image,
+                b"workdir" => &mut workdir,
+                b"variable" => {
+                    let equals = value.iter().position(|byte| *byte == b'=')?;
+                    let name = OsString::from_vec(value[..equals].to_vec());
+                    // Nothing else is restored, whoever wrote this.
+                    if belongs_to_one_side(&name) {
+                        variables.push((name, OsString::from_vec(value[equals + 1..].to_vec())));
+                    }
+                    continue;
+                }
+                _ => return None,
+            };
+            let path = PathBuf::from(OsString::from_vec(value));
+            if !path.is_absolute() || place.replace(path).is_some() {
+                return None;
+            }
+        }
+        Some(Inside { image: image?, workdir: workdir?, variables })
+    }
+}
+
+/// Whether `--export` hands on the whole environment. Slurm reads its words in any case of letters.
+fn exports_all(list: &OsStr) -> bool {
+    list.as_bytes().split(|byte| *byte == b',').any(|word| word.eq_ignore_ascii_case(b"all"))
+}
+
+/// Whether the variable names files of the side it is set on.
+fn belongs_to_one_side(name: &OsStr) -> bool {
+    plan::belongs_to_one_side(name) || INTERPRETERS.iter().any(|known| name == *known)
+}
+
+/// Whether the variable is between this program and its helper.
+fn is_ours(name: &OsStr) -> bool {
+    name == HOST_VARIABLE || name == VARIABLE
+}
+
+/// The environment that leaves the container with a command (runs inside), and the names of variables that are too
+/// long to come back in the new step.
+pub fn leaving(command: &str, environment: Variables, workdir: &Path) -> (Variables, Vec<OsString>) {
+    let inside = Inside::of_caller(&environment, workdir).filter(|_| LAUNCHERS.contains(&command));
+    let stays = |name: &OsStr| belongs_to_one_side(name) || is_ours(name);
+    let mut leaving: Variables = environment.into_iter().filter(|(name, _)| !stays(name)).collect();
+    let mut left_out = Vec::new();
+    if let Some(inside) = inside {
+        let (text, too_long) = inside.encode();
+        leaving.push((VARIABLE.into(), text.into()));
+        left_out = too_long;
+    }
+    (leaving, left_out)
+}
+
+/// The environment of the real command (runs outside): what has left the container, with the host's own values
+/// where a side has its own. The rule is applied again, because a shim of another make may send anything.
+pub fn arriving(
+    received: Variables,
+    hosts: impl Iterator<Item = (OsString, OsString)>,
+    cwd: &Path,
+) -> Variables {
+    let from_inside =
+        received.into_iter().filter(|(name, _)| !belongs_to_one_side(name) && name != HOST_VARIABLE);
+    let own = hosts.filter(|(name, _)| belongs_to_one_side(name) && name != "PWD" && name != "OLDPWD");
+    from_inside.chain(own).chain([("PWD".into(), cwd.into())]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::pairs;
+    use super::*;
+
+    fn of_script() -> Variables {
+        pairs(&[
+            ("PATH", "/opt/conda/bin:/bin"),
+            ("LD_LIBRARY_PATH", "/opt/lib"),
+            ("PYTHONPATH", "/opt/app"),
+            ("BASH_FUNC_x%%", "() { echo 'a=b&c';\n}"),
+            ("PWD", "/opt/app"),
+            ("OMP_NUM_THREADS", "4"),
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_MIZZEN_REQUEST", "image=/shared/tf.sqsh"),
+            ("SLURM_MIZZEN_HOST", "mizzen.0123"),
+            ("SLURM_MIZZEN_INSIDE", "image=/old&workdir=/old"),
+        ])
+    }
+
+    fn names(variables: &[(OsString, OsString)]) -> Vec<&str> {
+        variables.iter().map(|(name, _)| name.to_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_belongs_inside_comes_back_inside() {
+        let (leaving, left_out) = leaving("srun", of_script(), Path::new("/opt/app"));
+        let outside = ["OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_MIZZEN_REQUEST", "SLURM_MIZZEN_INSIDE"];
+        assert_eq!((names(&leaving), left_out), (outside.to_vec(), Vec::new()));
+        let inside = Inside::from_environment(&leaving).unwrap();
+        assert_eq!((inside.image, inside.workdir), ("/shared/tf.sqsh".into(), "/opt/app".into()));
+        let mut expected = of_script();
+        expected.truncate(4);
+        let mut variables = inside.variables;
+        expected.sort();
+        variables.sort();
+        assert_eq!(variables, expected);
+    }
+
+    #[test]
+    fn the_hosts_commands_get_the_hosts_values() {
+        let hosts = pairs(&[("PATH", "/usr/bin"), ("PERL5LIB", "/site"), ("HOME", "/x"), ("PWD", "/spool")]);
+        // Also when a shim sends what it should not.
+        let command = arriving(of_script(), hosts.into_iter(), Path::new("/"));
+        let expected = [
+            ("OMP_NUM_THREADS", "4"),
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_MIZZEN_REQUEST", "image=/shared/tf.sqsh"),
+            ("SLURM_MIZZEN_INSIDE", "image=/old&workdir=/old"),
+            ("PATH", "/usr/bin"),
+            ("PERL5LIB", "/site"),
+            ("PWD", "/"),
+        ];
+        assert_eq!(command, pairs(&expected));
+    }
+
+    #[test]
+    fn only_what_starts_programs_carries_it_and_only_from_a_container() {
+        let carries = |command: &str, variables: Variables| {
+            names(&leaving(command, variables, Path::new("/")).0).contains(&VARIABLE)
+        };
+        for (command, expected) in [("srun", true), ("sbatch", true), ("salloc", true), ("squeue", false)] {
+            assert_eq!(carries(command, of_script()), expected, "{command}");
+        }
+        for request in ["none", "oci", "nonsense"] {
+            assert!(!carries("srun", pairs(&[("PATH", "/bin"), (request::VARIABLE, request)])), "{request}");
+        }
+    }
+
+    #[test]
+    fn export_none_is_respected() {
+        let with = |list: &str| {
+            let (mut variables, _) = leaving("srun", of_script(), Path::new("/opt/app"));
+            variables.push(("SLURM_EXPORT_ENV".into(), list.into()));
+            Inside::from_environment(&variables).unwrap()
+        };
+        for (list, count) in [("ALL", 4), ("all,X=1", 4), ("NONE", 0), ("NIL", 0), ("HOME,X=1", 0)] {
+            let inside = with(list);
+            assert_eq!((inside.variables.len(), inside.workdir), (count, "/opt/app".into()), "{list}");
+        }
+    }
+
+    #[test]
+    fn hostile_bytes_survive_or_are_refused() {
+        let wild = OsString::from_vec((1..=255).collect());
+        let inside = Inside {
+            image: Path::new("/").join(&wild),
+            workdir: Path::new("/").join(&wild),
+            variables: vec![("PATH".into(), wild), ("LD_=".into(), "".into())],
+        };
+        let (text, _) = inside.encode();
+        assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
+        let back = Inside::decode(text.as_bytes()).unwrap();
+        assert_eq!((&back.image, &back.workdir), (&inside.image, &inside.workdir));
+        assert!(back.variables.contains(&inside.variables[0]));
+        for text in [
+            "",
+            "image=/a",
+            "workdir=/a",
+            "image=/a&workdir=b",
+            "image=/a&image=/b&workdir=/",
+            "image=/a&workdir=/b&other=1",
+            "image=/a&workdir=/b&variable=PATH",
+            "image=/a&workdir=/b&variable=PATH%3Da%00b",
+            "image=/a%0&workdir=/b",
+            "image=/a&workdir=/b&",
+        ] {
+            assert_eq!(Inside::decode(text.as_bytes()), None, "{text}");
+        }
+        let forged = b"image=/a&workdir=/b&variable=HOME%3D/evil&variable=PATH%3D/x";
+        assert_eq!(Inside::decode(forged).unwrap().variables, pairs(&[("PATH", "/x")]));
+    }
+
+    #[test]
+    fn the_longest_are_left_out_when_there_is_no_room() {
+        let long = "/a:".repeat(50_000);
+        let variables = pairs(&[("LD_PRELOAD", long.as_str()), ("PATH", "/bin"), ("ENV", &long[..90_000])]);
+        let inside = Inside { image: "/i".into(), workdir: "/".into(), variables };
+        let (text, left_out) = inside.encode();
+        assert!(text.len() <= LIMIT);
+        assert_eq!(left_out, ["LD_PRELOAD"]);
+        assert_eq!(Inside::decode(text.as_bytes()).unwrap().variables.len(), 2);
+    }
+}

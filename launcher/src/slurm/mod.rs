@@ -1,0 +1,81 @@
+//! Slurm's commands inside a container whose image has no Slurm.
+//!
+//! A batch script that runs inside calls `srun python train.py`. What it finds under that name is this program,
+//! the shim. A helper outside, of the same user and in the same job step, runs the host's own srun for it:
+//!
+//!     inside the container                                outside, same step
+//!
+//!     batch script                                        helper, started by `host::start`
+//!       └─ srun = mizzen, the shim ── abstract socket ──>   └─ one process for each command
+//!            stdin, stdout, stderr ────── descriptors ────>      └─ /usr/bin/srun, on those descriptors
+//!            words, variables, directory, limits ─────────>
+//!            signals ─────────────────────────────────────>
+//!            exit code <──────────────────────────────────
+//!
+//! Who ends whom: the end of the program that the helper was started for ends the helper and all its commands; the
+//! end of a shim, however it comes, ends its command. Nothing is on disk, so nothing is left behind.
+//!
+//! What the image sets for its own programs (PATH, LD_LIBRARY_PATH, …) must not reach the host's, and the programs
+//! of the new step must have it again: `inside` has the rule.
+//!
+//! | file      | runs                                                          |
+//! |-----------|---------------------------------------------------------------|
+//! | `shim`    | inside, in place of a Slurm command                           |
+//! | `host`    | outside: the helper                                           |
+//! | `command` | outside: the helper's child that looks after one real command |
+//! | `wire`    | what they say to each other                                   |
+//! | `inside`  | the environment on its way out, and in again on any node      |
+
+mod command;
+mod host;
+pub mod inside;
+pub mod shim;
+mod wire;
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+#[allow(unused_imports)] // called where a step's container is started
+pub use {host::start, inside::Inside};
+
+/// The commands that a shim stands in for: all of Slurm's that users call.
+pub const COMMANDS: [&str; 18] = [
+    "srun", "sbatch", "salloc", "scancel", "scontrol", "squeue", "sinfo", "sacct", "sacctmgr", "sstat",
+    "sprio", "sshare", "sattach", "sbcast", "scrontab", "sdiag", "sreport", "strigger",
+];
+
+/// Where the helper listens, for the shims. It means something on its own node only.
+pub const HOST_VARIABLE: &str = "SLURM_MIZZEN_HOST";
+
+/// The Slurm command as which this program was called, if it was.
+pub fn command_named(argv0: &OsStr) -> Option<&'static str> {
+    let name = Path::new(argv0).file_name()?;
+    COMMANDS.into_iter().find(|command| name == *command)
+}
+
+/// The node's name, as Slurm's users know it.
+fn node_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().split('.').next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_decides() {
+        for (argv0, command) in [
+            ("srun", Some("srun")),
+            ("/usr/local/bin/sbcast", Some("sbcast")),
+            ("mizzen", None),
+            ("/usr/bin/mizzen", None),
+            ("", None),
+            ("srun/", Some("srun")),
+            ("/", None),
+            ("-srun", None),
+        ] {
+            assert_eq!(command_named(OsStr::new(argv0)), command, "{argv0}");
+        }
+    }
+}
