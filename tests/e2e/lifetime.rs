@@ -65,6 +65,56 @@ fn kernels_without_the_newer_calls_work_too() {
 }
 
 #[test]
+fn a_directory_image_is_mounted_alike_by_every_kernel() {
+    let cluster = with_busybox("directories");
+    // Two file systems below the image, one in the other, with what must not work in a container.
+    cluster.run("mizzen run /shared/bb.sqsh tar -C / -cf bb.tar bin etc/group etc/passwd");
+    cluster.run_as_root(
+        "mkdir /shared/full; cd /shared/full; tar -xf /home/alice/bb.tar; mkdir -p dev home/alice opt proc sys tmp; \
+         mount -t tmpfs one opt; mkdir opt/sub; mount -t tmpfs two opt/sub; echo a > opt/a; \
+         cp bin/busybox opt/sub/id; chmod 4755 opt/sub/id; mknod -m 666 opt/sub/null c 1 3; chmod 1777 opt opt/sub; \
+         touch etc/hosts etc/resolv.conf; mkdir /shared/lacking; cp -a bin /shared/lacking; \
+         mkdir /shared/lacking/opt; mount --rbind opt /shared/lacking/opt",
+    );
+    let script = "sh -c 'cat /opt/a; /opt/sub/id -u; echo x > /opt/sub/null || echo no device; \
+                  for i in / /opt /opt/sub; do touch $i/x || echo read-only; done; \
+                  awk \"\\$5 ~ /^.opt/ {print \\$5, \\$6}\" /proc/self/mountinfo'";
+    let restricted = "ro,nosuid,nodev,relatime";
+    let expected = format!(
+        "a\n2001\nno device\nread-only\nread-only\nread-only\n/opt {restricted}\n/opt/sub {restricted}\n"
+    );
+    // In one image every mount point is there; the other is put together anew.
+    for image in ["/shared/full", "/shared/lacking"] {
+        let command = format!("mizzen run --no-home {image} {script}");
+        let traced = |options: &str| {
+            let run = cluster.run(&format!(
+                "strace -o calls -e trace=open_tree,move_mount,mount_setattr,openat2 {options} {command}"
+            ));
+            assert_out(&run, 0, &expected);
+            cluster.run("cat calls").stdout
+        };
+        let calls = traced("");
+        for call in ["open_tree(", "move_mount("] {
+            assert_eq!(calls.matches(call).count(), 1, "{calls}");
+            assert!(!calls.contains(" = -1 "), "{calls}");
+        }
+        // Linux before 5.2 has none of these calls; a seccomp filter may forbid those that it does not know.
+        for (missing, error) in [
+            ("open_tree,move_mount", "ENOSYS"),
+            ("open_tree,move_mount", "EPERM"),
+            ("open_tree,move_mount,mount_setattr,openat2", "ENOSYS"),
+        ] {
+            let calls = traced(&format!("-e inject={missing}:error={error}"));
+            assert!(calls.contains("open_tree(") && calls.contains("(INJECTED)"), "{calls}");
+            assert!(!calls.contains("move_mount("), "{calls}");
+        }
+    }
+    let failed = cluster
+        .run("strace -o /dev/null -e inject=open_tree:error=ENOMEM mizzen run --no-home /shared/full true");
+    assert_failed(&failed, 125, "mizzen: cannot clone the image's mounts: Cannot allocate memory");
+}
+
+#[test]
 fn the_file_server_belongs_to_the_container() {
     let cluster = with_busybox("server");
     let start = "mizzen run /shared/bb.sqsh sleep 100 & sleep 0.5; server=$(pgrep mizzen-fuse);";

@@ -13,6 +13,8 @@ use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
 use nix::unistd::{fchdir, mkdir, pivot_root, symlinkat};
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::Server;
 use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
@@ -30,6 +32,8 @@ pub enum Source {
     Served(Server),
     /// A directory of the host.
     Directory(PathBuf),
+    /// A detached mount, as from `open_tree` or `fsmount`.
+    Mount(OwnedFd),
 }
 
 /// The new root directory, not entered yet.
@@ -43,22 +47,16 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
     let changes = changes.map(open_directory).transpose()?;
     let directory = match &source {
         Source::Directory(path) => Some(open_directory(path)?),
-        Source::Served(_) => None,
+        Source::Served(_) | Source::Mount(_) => None,
+    };
+    let source = match directory.as_ref().map(detached_clone).transpose()?.flatten() {
+        Some(mount) => Source::Mount(mount),
+        None => source,
     };
     enter_workshop()?;
     let image = Path::new("/image");
     make_directory(image)?;
-    match (source, directory) {
-        (Source::Served(server), _) => server.mount(image)?,
-        (Source::Directory(_), Some(directory)) => {
-            bind(directory.as_fd(), open_directory(image)?.as_fd()).map_err(|errno| {
-                Failure::new(format!("cannot bind the image's directory: {}", errno.desc()))
-            })?;
-            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
-            restrict(open_directory(image)?.as_fd(), image, flags)?;
-        }
-        (Source::Directory(_), None) => {}
-    }
+    mount_image(source, directory, image)?;
     let root = match &plan.root {
         Root::ReadOnly if plan.skeletons.is_empty() => image,
         Root::ReadOnly => {
@@ -96,6 +94,43 @@ impl NewRoot {
         };
         pivot().map_err(|errno| Failure::new(format!("cannot enter the container's root: {}", errno.desc())))
     }
+}
+
+/// Everything mounted at and below a directory, as one mount without a place. None where the kernel cannot do that:
+/// before Linux 5.2, or under a seccomp filter that does not know the call. The directory must have been opened in the
+/// container's mount namespace: no other mounts can be cloned there.
+fn detached_clone(directory: &OwnedFd) -> Result<Option<OwnedFd>, Failure> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    match open_tree(directory, "", flags) {
+        Ok(mount) => Ok(Some(mount)),
+        Err(Errno::NOSYS | Errno::PERM) => Ok(None),
+        Err(errno) => Err(Failure::new(format!("cannot clone the image's mounts: {}", cause(&errno.into())))),
+    }
+}
+
+/// Mounts the image, read-only and without privileges.
+fn mount_image(source: Source, directory: Option<OwnedFd>, place: &Path) -> Result<(), Failure> {
+    match (source, directory) {
+        // With these flags from the start.
+        (Source::Served(server), _) => return server.mount(place),
+        (Source::Mount(mount), _) => {
+            let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+            move_mount(mount, "", rustix::fs::CWD, place, flags).map_err(|errno| {
+                Failure::new(format!("cannot put the image's mount in its place: {}", cause(&errno.into())))
+            })?;
+        }
+        (Source::Directory(_), Some(directory)) => {
+            bind(directory.as_fd(), open_directory(place)?.as_fd()).map_err(|errno| {
+                Failure::new(format!("cannot bind the image's directory: {}", errno.desc()))
+            })?;
+        }
+        (Source::Directory(_), None) => {}
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
+    restrict(open_directory(place)?.as_fd(), place, flags)
 }
 
 /// Moves to a root directory of our own, a tmpfs with the host's root below it. Were the root put together on a
