@@ -33,9 +33,10 @@ pub struct Settings {
 }
 
 /// Whether the root can be written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Writable {
     /// No.
+    #[default]
     No,
     /// Yes; the changes are kept up to a default size.
     Yes,

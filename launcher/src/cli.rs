@@ -119,8 +119,8 @@ pub struct ContainerArgs {
     /// Start the program itself, if the site prefers the entrypoint
     #[arg(long, overrides_with = "entrypoint")]
     no_entrypoint: bool,
-    /// Make the root writable; changes are kept in memory, up to SIZE (512m, 2g; default 50% of the memory), and end
-    /// with the container
+    /// Make the root writable; changes end with the container. They are kept in memory, up to SIZE (512m, 2g; default
+    /// 50% of the memory). Before Linux 6.6 they are kept on disk, below TMPDIR or /var/tmp, and SIZE is refused
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "yes", overrides_with = "readonly")]
     writable: Option<String>,
     /// Write only to what is mounted from the host, if the site makes roots writable

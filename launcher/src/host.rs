@@ -8,7 +8,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::handover::Accounts;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{getgid, getuid};
+use rustix::fs::{XattrFlags, fsetxattr};
 
 /// The user and the node as they are.
 #[derive(Clone, Debug)]
@@ -35,6 +37,8 @@ pub struct Host {
     pub time_zone: Option<String>,
     /// Device nodes and directories of them that a program inside may use.
     pub devices: Vec<PathBuf>,
+    /// Whether a tmpfs has user xattrs, which an overlay writes with its changes: since Linux 6.6.
+    pub tmpfs_has_xattrs: bool,
 }
 
 /// Devices that every program expects.
@@ -105,6 +109,7 @@ impl Host {
             environment: std::env::vars_os().collect(),
             time_zone: time_zone(Path::new("/etc/localtime")),
             devices: present_devices(Path::new("/dev")),
+            tmpfs_has_xattrs: tmpfs_has_xattrs(),
         }
     }
 }
@@ -125,6 +130,7 @@ impl Host {
             environment: Vec::new(),
             time_zone: None,
             devices: Vec::new(),
+            tmpfs_has_xattrs: true,
         }
     }
 }
@@ -157,6 +163,12 @@ fn group_in_file(file: &Path, gid: u32) -> Option<String> {
 fn time_zone(localtime: &Path) -> Option<String> {
     let link = std::fs::read_link(localtime).ok()?;
     Some(link.to_str()?.split_once("/zoneinfo/")?.1.to_owned())
+}
+
+/// Tried on a memfd, which is a file on a tmpfs.
+fn tmpfs_has_xattrs() -> bool {
+    memfd_create(c"mizzen", MFdFlags::MFD_CLOEXEC)
+        .is_ok_and(|file| fsetxattr(&file, "user.mizzen.probe", b"", XattrFlags::empty()).is_ok())
 }
 
 fn present_devices(dev: &Path) -> Vec<PathBuf> {

@@ -28,8 +28,8 @@ pub struct RunOptions {
     pub clean_env: bool,
     /// Be root inside.
     pub remap_root: bool,
-    /// A writable root whose changes end with the container; the size limit is the text of tmpfs's `size=`.
-    pub writable: Option<String>,
+    /// Whether the root can be written.
+    pub writable: Writable,
     /// Start the program through the image's entrypoint.
     pub entrypoint: bool,
     /// Tell how long the parts of the start took.
@@ -109,20 +109,13 @@ impl RunOptions {
             workdir: settings.workdir,
             environment,
             remap_root: settings.remap_root == Some(true),
-            writable: match settings.writable {
-                None | Some(Writable::No) => None,
-                Some(Writable::Yes) => Some(DEFAULT_SIZE.to_owned()),
-                Some(Writable::UpTo(size)) => Some(size),
-            },
+            writable: settings.writable.unwrap_or_default(),
             entrypoint: settings.entrypoint == Some(true),
             verbose: settings.verbose == Some(true),
             ..RunOptions::default()
         })
     }
 }
-
-/// How much a writable root keeps, unless the user says.
-const DEFAULT_SIZE: &str = "50%";
 
 /// Namespaces beside the user and mount namespace, which a container always has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

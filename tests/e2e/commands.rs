@@ -4,6 +4,7 @@
 
 use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, machine, with_busybox};
+use serde_json::json;
 
 #[test]
 fn the_plan_tells_what_a_run_does_and_why() {
@@ -15,6 +16,7 @@ fn the_plan_tells_what_a_run_does_and_why() {
         "command   true",
         "workdir   /home/alice",
         "user      2001 is 2001 inside",
+        "root      read-only                                                  default",
         "places    /home                                                      the image lacks /home/alice",
         "mount     /data from /tmp/data read-only                             --mount",
         "mount     /home/alice from the host                                  default: the home directory",
@@ -26,7 +28,7 @@ fn the_plan_tells_what_a_run_does_and_why() {
     let json: serde_json::Value =
         serde_json::from_str(&cluster.run("mizzen plan --json --writable=1g /shared/bb.sqsh").stdout)
             .unwrap();
-    assert_eq!(json["root"], "writable in memory, up to 1g");
+    assert_eq!(json["root"], json!({ "value": "writable in memory, up to 1g", "why": "by option, or mizzen.toml" }));
     assert_eq!(json["command"]["value"][0], "/bin/sh");
     assert_eq!(cluster.run("pgrep mizzen").stdout, "", "a plan does nothing");
 }

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
+use mizzen_tests::Cluster;
 use mizzen_tests::check::{assert_failed, assert_out, with_busybox};
+use serde_json::json;
 
 #[test]
 fn namespaces_can_be_added() {
@@ -112,6 +114,108 @@ fn a_directory_image_is_mounted_alike_by_every_kernel() {
     let failed = cluster
         .run("strace -o /dev/null -e inject=open_tree:error=ENOMEM mizzen run --no-home /shared/full true");
     assert_failed(&failed, 125, "mizzen: cannot clone the image's mounts: Cannot allocate memory");
+}
+
+/// As before Linux 6.6, where a tmpfs has no user xattrs: changes go to disk.
+const OLD: &str = "TMPDIR=/var/tmp/alice strace -o /dev/null -e inject=fsetxattr:error=EOPNOTSUPP";
+
+/// A machine with a disk for the changes. (The overlay that is its root directory cannot be under another.)
+fn with_disk(name: &str) -> Cluster {
+    let cluster = with_busybox(name);
+    cluster.run_as_root(
+        "mkdir /var/tmp/alice; mount -t tmpfs disk /var/tmp/alice; chmod 1777 /var/tmp/alice; mount -t tmpfs var /mnt",
+    );
+    cluster
+}
+
+#[test]
+fn changes_go_to_disk_where_memory_cannot_hold_them() {
+    let cluster = with_disk("on-disk");
+    let script = "sh -c 'echo new > /etc/new; rm -r /var; mkdir /var; touch /var/x; mv /usr /usr2; rm /etc/os-release; cat /etc/new; ls /var; ls -d /usr2'";
+    let run = cluster
+        .run(&format!("{OLD} mizzen run --writable /shared/bb.sqsh {script}; sleep 0.5; ls /var/tmp/alice"));
+    assert_out(&run, 0, "new\nx\n/usr2\n");
+    assert!(
+        run.stderr.starts_with("mizzen: note: changes are kept in /var/tmp/alice/mizzen-"),
+        "{}",
+        run.text()
+    );
+    // Whatever modes the program leaves, and however it ends.
+    let killed = cluster.run(&format!("{OLD} mizzen run --writable /shared/bb.sqsh sh -c 'mkdir -p /a/b/c; chmod 0 /a/b/c; chmod 500 /a/b /a; sleep 50' & sleep 0.7; ls /var/tmp/alice | wc -l; pkill -KILL -x sleep; pkill -KILL -x sh; sleep 0.5; ls /var/tmp/alice"));
+    assert_out(&killed, 0, "1\n");
+    let nowhere = cluster.run("TMPDIR=/proc strace -o /dev/null -e inject=fsetxattr:error=EOPNOTSUPP mizzen run --writable /shared/bb.sqsh true");
+    assert_failed(&nowhere, 125, "mizzen: --writable: /proc: cannot make a directory: ");
+    // The plan tells it, and a limit that would not hold is refused before anything happens.
+    let value = "writable on disk, in a new directory below /var/tmp/alice";
+    let why = "by option, or mizzen.toml; the kernel's tmpfs has no user xattrs (Linux 6.6 has), so no limit holds";
+    let text = cluster.run(&format!("{OLD} mizzen plan --writable /shared/bb.sqsh true"));
+    assert!(text.stdout.contains(&format!("root      {value:<58} {why}\n")), "{}", text.text());
+    let plan = cluster.run(&format!("{OLD} mizzen plan --json --writable /shared/bb.sqsh true"));
+    let plan: serde_json::Value = serde_json::from_str(&plan.stdout).unwrap();
+    assert_eq!(plan["root"], json!({ "value": value, "why": why }));
+    for command in ["run", "plan"] {
+        let refused = cluster.run(&format!(
+            "touch before; {OLD} mizzen {command} --writable=1m /shared/bb.sqsh touch /tmp/ran"
+        ));
+        let (code, hint) = (
+            if command == "run" { 125 } else { 1 },
+            "mizzen: hint: without a size they are kept below /var/tmp/alice (TMPDIR)",
+        );
+        assert_failed(
+            &refused,
+            code,
+            "mizzen: /shared/bb.sqsh: writable up to 1m: this node's kernel cannot keep the changes in memory, and on disk no limit holds\n",
+        );
+        assert_failed(&refused, code, hint);
+    }
+    assert_out(&cluster.run("ls /tmp/ran; find /var/tmp/alice -newer before"), 0, "");
+}
+
+#[test]
+fn what_a_killed_step_leaves_on_disk_the_next_run_removes() {
+    let cluster = with_disk("left-behind");
+    let list = || cluster.run("cd /var/tmp/alice; ls -A").stdout;
+    // The process that cleans up first: it must not have the time to do so.
+    let run_and_kill_all = || {
+        let before = list();
+        cluster.run(&format!(
+            "{OLD} mizzen run --writable /shared/bb.sqsh sh -c 'mkdir -p /a/b; touch /a/b/c; ln -s /mnt/kept /a/link; chmod 0 /a/b; sleep 50' & \
+             sleep 0.7; pkill -KILL -x mizzen; pkill -KILL -x 'strace|mizzen-fuse|sh|sleep'; sleep 0.2"
+        ));
+        let left: Vec<String> =
+            list().lines().filter(|name| !before.contains(name)).map(str::to_owned).collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+        left[0].clone()
+    };
+    let next = || {
+        let run = cluster.run(&format!("{OLD} mizzen run --writable /shared/bb.sqsh true; sleep 0.5"));
+        assert_eq!(run.code, 0, "{}", run.text());
+        list()
+    };
+    run_and_kill_all();
+    assert_eq!(next(), "");
+    // What only looks like one of ours, or cannot be told from it but through a link, or is another's, stays.
+    let old = run_and_kill_all();
+    cluster.run_as_root(&format!(
+        "cd /var/tmp/alice; cp -a --preserve=all {old} /mnt/kept; cp -a --preserve=all {old} mizzen-others; \
+         chown -R bob mizzen-others; chmod -R 777 mizzen-others; ln -s /mnt/kept mizzen-linked; chown -h alice mizzen-linked"
+    ));
+    cluster.run("cd /var/tmp/alice; mkdir mizzen-mydata; touch mizzen-mydata/file mizzen-afiles");
+    let kept =
+        "cd /var/tmp/alice; find mizzen-others mizzen-linked mizzen-mydata mizzen-afiles /mnt/kept | sort";
+    let before = cluster.run_as_root(kept).stdout;
+    assert_eq!(before.matches("/upper/a/b/c\n").count(), 2, "{before}");
+    assert_eq!(next(), "mizzen-afiles\nmizzen-linked\nmizzen-mydata\nmizzen-others\n");
+    assert_eq!(cluster.run_as_root(kept).stdout, before);
+    // It was the owner alone that saved it.
+    cluster.run_as_root("chown -R alice /var/tmp/alice/mizzen-others");
+    assert_eq!(next(), "mizzen-afiles\nmizzen-linked\nmizzen-mydata\n");
+    // A directory that is in use stays, although others start and end.
+    let shared = cluster.run(&format!(
+        "{OLD} mizzen run --writable /shared/bb.sqsh sh -c 'echo mine > /file; sleep 2; cat /file' & sleep 0.7; \
+         for i in 1 2; do {OLD} mizzen run --writable /shared/bb.sqsh true; done; wait"
+    ));
+    assert_out(&shared, 0, "mine\n");
 }
 
 #[test]

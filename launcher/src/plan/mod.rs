@@ -4,6 +4,7 @@
 mod environment;
 mod identity;
 mod mounts;
+mod root;
 mod show;
 
 use std::ffi::OsString;
@@ -19,6 +20,7 @@ use crate::options::{Origin, RunOptions, Unshare};
 
 pub use environment::{Variable, belongs_to_one_side};
 pub use identity::Identity;
+pub use root::{Changes, Root};
 
 /// A container, decided to the last mount and variable.
 #[derive(Clone, Debug)]
@@ -89,18 +91,6 @@ pub struct Explained<T> {
     pub value: T,
     /// Its origin.
     pub why: String,
-}
-
-/// How the image becomes the root directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Root {
-    /// As it is.
-    ReadOnly,
-    /// Under an overlay whose changes are kept in memory, up to this `size=` of tmpfs.
-    Writable {
-        /// The limit.
-        size: String,
-    },
 }
 
 /// A directory of the image to which mount points are added. The image itself stays untouched, also where it is a
@@ -181,10 +171,7 @@ impl Plan {
         let identity = Identity::new(host, options.remap_root);
         let mut notes = Vec::new();
         let mounts = mounts::decide(options, tree, host, &identity, &mut notes)?;
-        let root = match &options.writable {
-            None => Root::ReadOnly,
-            Some(size) => Root::Writable { size: size.clone() },
-        };
+        let root = root::decide(&options.writable, host)?;
         let skeletons = mounts::skeletons(&mounts, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {

@@ -8,7 +8,7 @@ use std::path::Path;
 use mizzen_core::failure::quote;
 use serde_json::{Value, json};
 
-use super::{Mount, Plan, Root, What};
+use super::{Mount, Plan, What};
 
 impl Plan {
     /// One line per decision, with its reason.
@@ -24,7 +24,7 @@ impl Plan {
         line("user", &format!("{} is {} inside", identity.uid, identity.inside_uid), "");
         line("group", &format!("{} is {} inside", identity.gid, identity.inside_gid), "");
         line("unshare", &self.namespaces().join(","), "");
-        line("root", &self.root_text(), "");
+        line("root", &self.root.text(), self.root.why());
         for skeleton in &self.skeletons {
             let added: Vec<String> = skeleton.added.iter().map(|(added, _)| path(added)).collect();
             line("places", &path(&skeleton.directory), &format!("the image lacks {}", added.join(", ")));
@@ -51,7 +51,7 @@ impl Plan {
             "user": { "uid": identity.uid, "gid": identity.gid,
                       "inside_uid": identity.inside_uid, "inside_gid": identity.inside_gid },
             "unshare": self.namespaces(),
-            "root": self.root_text(),
+            "root": { "value": self.root.text(), "why": self.root.why() },
             "places": self.skeletons.iter().map(|skeleton| json!({
                 "directory": path(&skeleton.directory),
                 "added": skeleton.added.iter().map(|(added, _)| path(added)).collect::<Vec<_>>(),
@@ -78,13 +78,6 @@ impl Plan {
             .into_iter()
             .chain(optional.into_iter().filter(|(on, _)| *on).map(|(_, name)| name))
             .collect()
-    }
-
-    fn root_text(&self) -> String {
-        match &self.root {
-            Root::ReadOnly => "read-only".to_owned(),
-            Root::Writable { size } => format!("writable in memory, up to {size}"),
-        }
     }
 }
 

@@ -1,65 +1,182 @@
-//! Where a writable root keeps its changes: in memory, or, where the kernel's tmpfs cannot hold what an overlay
-//! writes (user xattrs, before Linux 6.6), in a directory on the node's disk.
+//! A directory on the node's disk for the changes of a writable root, where memory cannot hold them.
 //!
-//! The directory is removed by a process of its own when the program has ended, also by kill -9. It is started
-//! before the container's mount namespace exists, like the file servers, because it must not keep that alive.
+//! It is removed by a process of its own when the program has ended, also by kill -9. That process is started before
+//! the container's mount namespace exists, like the file servers, because it must not keep that alive. If it is killed
+//! too, as Slurm does with all of a step, the user's next such run removes what is left: a directory that bears our
+//! mark and whose lock, which that process held, is free. (systemd-tmpfiles spares locked directories, too.)
 
-use std::fs;
-use std::os::fd::AsFd;
+use std::ffi::{CStr, OsStr};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::unistd::mkdtemp;
-use rustix::fs::{XattrFlags, fsetxattr, setxattr};
+use nix::unistd::{geteuid, mkdtemp};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, XattrFlags};
+use rustix::fs::{chmod, fgetxattr_query, flock, fstat, open, openat, setxattr, unlinkat};
+use rustix::io::Errno;
 
+use super::mounts::proc_path;
 use crate::sys;
 
-/// A name that nobody else uses, to see whether a file system takes it.
-const PROBE: &str = "user.mizzen.probe";
+/// The extended attribute of our directories, set when they are locked. A name alone may be anybody's.
+const MARK: &str = "user.mizzen.changes";
+/// The beginning of their names.
+const PREFIX: &str = "mizzen-";
+/// As many names of the parent are looked at, and as many files of old directories removed, before a run: it must
+/// start in good time. What is left is for the next one.
+const LIMIT: usize = 65_536;
 
-/// A directory on disk, if memory will not do.
-pub fn on_disk_if_needed() -> Result<Option<PathBuf>, Failure> {
-    if memory_will_do() {
-        return Ok(None);
-    }
-    let parent = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let parent = parent.unwrap_or_else(|| PathBuf::from("/var/tmp"));
-    let failed = |what: &str, error: std::io::Error| {
+/// Makes a directory below `parent` that will be removed.
+pub fn make_directory(parent: &Path) -> Result<PathBuf, Failure> {
+    let failed = |what: &str, error: io::Error| {
         Failure::new(format!("--writable: {}: {what}: {}", parent.display(), cause(&error)))
             .hint("this kernel needs a local disk for the changes; set TMPDIR to a directory on one")
     };
-    let path =
-        mkdtemp(&parent.join("mizzen-XXXXXX")).map_err(|e| failed("cannot make a directory", e.into()))?;
-    remove_at_the_end(path.clone()).map_err(|error| {
-        let _ = fs::remove_dir(&path);
-        failed("cannot start the process that cleans up", error)
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened =
+        open(parent, flags, Mode::empty()).map_err(|errno| failed("cannot open it", errno.into()))?;
+    remove_stale(opened.as_fd());
+    let path = mkdtemp(&parent.join(format!("{PREFIX}XXXXXX")))
+        .map_err(|errno| failed("cannot make a directory", errno.into()))?;
+    let name = path.file_name().unwrap_or_default();
+    guard(opened.as_fd(), name).map_err(|(what, error)| {
+        let _ = unlinkat(&opened, name, AtFlags::REMOVEDIR);
+        failed(what, error)
     })?;
-    setxattr(&path, PROBE, b"", XattrFlags::empty())
-        .map_err(|error| failed("cannot hold an overlay's changes", error.into()))?;
-    Ok(Some(path))
+    Ok(path)
 }
 
-/// Whether tmpfs takes user xattrs; a memfd is a file on a tmpfs.
-fn memory_will_do() -> bool {
-    memfd_create(c"mizzen", MFdFlags::MFD_CLOEXEC)
-        .is_ok_and(|file| fsetxattr(&file, PROBE, b"", XattrFlags::empty()).is_ok())
+/// Locks and marks a new directory, and starts the process that removes it.
+fn guard(parent: BorrowedFd, name: &OsStr) -> Result<(), (&'static str, io::Error)> {
+    let because = |what| move |errno: Errno| (what, io::Error::from(errno));
+    let directory = open_directory(parent, name).map_err(because("cannot open the new directory"))?;
+    flock(&directory, FlockOperation::NonBlockingLockExclusive)
+        .map_err(because("cannot lock the new directory"))?;
+    setxattr(proc_path(directory.as_fd()), MARK, b"", XattrFlags::empty())
+        .map_err(because("cannot hold an overlay's changes"))?;
+    remove_at_the_end(parent, name, directory.as_fd())
+        .map_err(|error| ("cannot start the process that cleans up", error))
 }
 
-fn remove_at_the_end(path: PathBuf) -> std::io::Result<()> {
+fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) -> io::Result<()> {
     let program = sys::pidfd_of_self()?;
-    sys::spawn_detached(&[program.as_fd()], || {
+    sys::spawn_detached(&[program.as_fd(), parent, directory], || {
         let mut ended = [PollFd::new(program.as_fd(), PollFlags::POLLIN)];
         while poll(&mut ended, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
-        make_removable(&path);
-        let _ = fs::remove_dir_all(&path);
+        let mut all = usize::MAX;
+        let _ = remove(parent, name, directory, &mut all);
     })
 }
 
-/// An overlay's work directory has mode 000.
-fn make_removable(path: &Path) {
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    let _ = fs::set_permissions(path.join("work/work"), mode);
+/// Removes the directories that runs of this user have left behind.
+fn remove_stale(parent: BorrowedFd) {
+    // `parent` itself was opened for its name alone.
+    let Ok(listed) = open_directory(parent, OsStr::new(".")).and_then(Dir::new) else { return };
+    let mut left = LIMIT;
+    for entry in listed.flatten().take(LIMIT) {
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if let Some(directory) = stale(parent, name) {
+            // One that cannot be removed is in nobody's way.
+            let _ = remove(parent, name, directory.as_fd(), &mut left);
+        }
+    }
+}
+
+/// A directory of ours that nobody uses any more, now locked by us.
+fn stale(parent: BorrowedFd, name: &OsStr) -> Option<OwnedFd> {
+    let random = name.as_bytes().strip_prefix(PREFIX.as_bytes())?;
+    if random.len() != 6 {
+        return None;
+    }
+    let directory = open_directory(parent, name).ok()?;
+    if fstat(&directory).ok()?.st_uid != geteuid().as_raw() {
+        return None;
+    }
+    // In this order: a new directory is locked before it is marked.
+    fgetxattr_query(&directory, MARK).ok()?;
+    flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(directory)
+}
+
+/// Removes a directory with everything in it; at most `left` names.
+fn remove(
+    parent: BorrowedFd,
+    name: &OsStr,
+    directory: BorrowedFd,
+    left: &mut usize,
+) -> rustix::io::Result<()> {
+    empty(directory, left)?;
+    unlinkat(parent, name, AtFlags::REMOVEDIR)
+}
+
+/// Removes what is in a directory. Links are removed like files, never followed.
+fn empty(directory: BorrowedFd, left: &mut usize) -> rustix::io::Result<()> {
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name: &CStr = entry.file_name();
+        if [c".", c".."].contains(&name) {
+            continue;
+        }
+        *left = left.checked_sub(1).ok_or(Errno::BUSY)?;
+        match unlinkat(directory, name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => {
+                empty(open_removable(directory, name)?.as_fd(), left)?;
+                unlinkat(directory, name, AtFlags::REMOVEDIR)?;
+            }
+            outcome => outcome?,
+        }
+    }
+    Ok(())
+}
+
+/// Opens a directory whose content is to be removed, whatever mode the program, or the overlay, gave it.
+fn open_removable(directory: BorrowedFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = openat(directory, name, flags, Mode::empty())?;
+    if fstat(&found)?.st_mode & 0o700 != 0o700 {
+        chmod(proc_path(found.as_fd()), Mode::RWXU)?;
+    }
+    open_directory(found.as_fd(), OsStr::new("."))
+}
+
+fn open_directory(parent: BorrowedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(parent, name, flags, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn removing_follows_no_link_and_has_a_limit() {
+        let base = mkdtemp(&std::env::temp_dir().join("changes-XXXXXX")).unwrap();
+        let (old, kept) = (base.join("old"), base.join("kept"));
+        fs::create_dir_all(old.join("a/b")).unwrap();
+        fs::create_dir(&kept).unwrap();
+        fs::write(kept.join("file"), "").unwrap();
+        for name in ["one", "two"] {
+            fs::write(old.join("a/b").join(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink(&kept, old.join("link")).unwrap();
+        chmod(old.join("a/b"), Mode::empty()).unwrap();
+        let parent = open(&base, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let remove_at_most = |mut left: usize| {
+            let directory = open_directory(parent.as_fd(), OsStr::new("old"))?;
+            remove(parent.as_fd(), OsStr::new("old"), directory.as_fd(), &mut left)
+        };
+        assert_eq!(remove_at_most(4), Err(Errno::BUSY));
+        assert!(old.exists());
+        assert_eq!(remove_at_most(5), Ok(()));
+        assert!(!old.exists() && kept.join("file").exists());
+        // Neither is a link taken for a directory of ours.
+        std::os::unix::fs::symlink(&kept, base.join("mizzen-abcdef")).unwrap();
+        assert!(stale(parent.as_fd(), OsStr::new("mizzen-abcdef")).is_none());
+        fs::remove_dir_all(base).unwrap();
+    }
 }

@@ -21,7 +21,7 @@ use mizzen_core::Failure;
 use mizzen_squashfs::squashfs;
 use nix::sys::signal::Signal;
 
-use crate::plan::{Plan, Root};
+use crate::plan::{Changes, Plan, Root};
 use crate::{report_note, sys};
 
 pub use exec::{Unstartable, start};
@@ -102,14 +102,16 @@ impl Servers {
         for image in sources.data {
             data.push(Server::start(image, Vec::new(), &plan.identity)?);
         }
-        let changes = match plan.root {
-            Root::Writable { .. } => changes::on_disk_if_needed()?.inspect(|directory| {
-                let directory = directory.display();
+        let changes = match &plan.root {
+            Root::Writable(Changes::OnDisk { parent }) => {
+                let directory = changes::make_directory(parent)?;
+                let shown = directory.display();
                 report_note(&format!(
-                    "changes are kept in {directory}, without a size limit: this kernel is older than 6.6"
+                    "changes are kept in {shown}, without a size limit: this kernel is older than 6.6"
                 ));
-            }),
-            Root::ReadOnly => None,
+                Some(directory)
+            }
+            Root::Writable(Changes::InMemory { .. }) | Root::ReadOnly => None,
         };
         Ok(Servers { root, data, changes })
     }

@@ -18,7 +18,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::Server;
 use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
-use crate::plan::{Plan, Root, Shape, Skeleton};
+use crate::plan::{Changes, Plan, Root, Shape, Skeleton};
 
 /// A directory that every system has, on which the workshop is mounted for a moment.
 const MOUNT_POINT: &str = "/tmp";
@@ -68,9 +68,9 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
             }
             Path::new(ROOT)
         }
-        Root::Writable { size } => {
+        Root::Writable(kept) => {
             make_directory(Path::new(ROOT))?;
-            writable(plan, image, size, changes)?;
+            writable(plan, image, kept, changes)?;
             Path::new(ROOT)
         }
     };
@@ -149,16 +149,22 @@ fn enter_workshop() -> Result<(), Failure> {
 }
 
 /// An overlay over the image; what is written stays in memory, or on disk.
-fn writable(plan: &Plan, image: &Path, size: &str, on_disk: Option<OwnedFd>) -> Result<(), Failure> {
+fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>) -> Result<(), Failure> {
     let changes = Path::new("/changes");
     make_directory(changes)?;
-    match on_disk {
-        Some(disk) => bind(disk.as_fd(), open_directory(changes)?.as_fd()).map_err(|errno| {
-            Failure::new(format!("--writable: cannot bind the changes: {}", errno.desc()))
-        })?,
-        None => tmpfs(changes, &format!("size={size},mode=0755")).map_err(|failure| {
-            failure.hint(format!("\"{size}\" must be a number of bytes with k, m, g or % behind it"))
-        })?,
+    match (kept, on_disk) {
+        (Changes::InMemory { limit }, _) => {
+            tmpfs(changes, &format!("size={limit},mode=0755")).map_err(|failure| {
+                failure.hint(format!("\"{limit}\" must be a number of bytes with k, m, g or % behind it"))
+            })?
+        }
+        (Changes::OnDisk { .. }, Some(disk)) => bind(disk.as_fd(), open_directory(changes)?.as_fd())
+            .map_err(|errno| {
+                Failure::new(format!("--writable: cannot bind the changes: {}", errno.desc()))
+            })?,
+        (Changes::OnDisk { .. }, None) => {
+            return Err(Failure::new("--writable: the directory for the changes is missing"));
+        }
     }
     for directory in ["upper", "work"] {
         make_directory(&changes.join(directory))?;
