@@ -1,7 +1,7 @@
 //! The Slurm releases that the tests run: Debian root file systems, made once and kept in `target/`.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -56,6 +56,11 @@ impl Release {
         self != Release::Slurm20_11
     }
 
+    /// Whether it is built with `--mpi=pmix`; Debian leaves it out of the newest.
+    pub fn has_pmix(self) -> bool {
+        self != Release::Slurm26_05
+    }
+
     /// Finds a release by its version ("22.05") or by Debian's name for it.
     pub fn parse(name: &str) -> Result<Release> {
         let found = Release::ALL.into_iter().find(|r| name == r.version() || name == r.debian());
@@ -64,7 +69,17 @@ impl Release {
 
     /// The root file system of this release; made now if it is not there yet.
     pub fn rootfs(self) -> Result<PathBuf> {
-        make_rootfs(self.debian(), "slurm", PACKAGES)
+        make_rootfs(self.debian(), "slurm", &format!("{PACKAGES}{}", self.pmix_packages()))
+    }
+
+    /// What `--mpi=pmix` loads and slurmd does not depend on. 22.05 opens libpmix.so, a name that only the
+    /// development package has. Python is for tests that take 20.11's root for an image with an old PMIx.
+    fn pmix_packages(self) -> &'static str {
+        match self {
+            Release::Slurm20_11 => ",libpmix2,python3",
+            Release::Slurm22_05 => ",libpmix-dev",
+            Release::Slurm24_11 | Release::Slurm26_05 => "",
+        }
     }
 }
 
@@ -74,9 +89,7 @@ pub fn make_rootfs(debian: &str, name: &str, packages: &str) -> Result<PathBuf> 
     fs::create_dir_all(&store)?;
     let root = store.join(format!("{name}-{debian}"));
     let recipe = root.with_extension("packages");
-    // Two tests may want the same one at once: one makes it, the other waits for it.
-    let lock = fs::File::create(root.with_extension("lock"))?;
-    let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, e)| e).context("flock")?;
+    let _lock = lock(&root.with_extension("lock"))?;
     if fs::read_to_string(&recipe).is_ok_and(|made_of| made_of == packages) {
         return Ok(root);
     }
@@ -98,6 +111,11 @@ pub fn make_rootfs(debian: &str, name: &str, packages: &str) -> Result<PathBuf> 
     run_tool(&mut make).context("cannot make a root file system")?;
     fs::write(&recipe, packages)?; // last: its presence says that the tree is whole
     Ok(root)
+}
+
+/// Two tests may want the same thing at once: one makes it, the other waits for it.
+pub(crate) fn lock(file: &Path) -> Result<Flock<fs::File>> {
+    Flock::lock(fs::File::create(file)?, FlockArg::LockExclusive).map_err(|(_, e)| e).context("flock")
 }
 
 /// The Debian mirror of this machine's own apt configuration. None on other distributions: mmdebstrap then
