@@ -24,8 +24,13 @@ help:
 	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM)'
 	@echo 'make lint       formatting and clippy'
 
+# The launcher has no libraries: it also runs inside images, under the names of Slurm's commands.
+STATIC := RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --target $(HOST) -p mizzen --target-dir target/static
+
 build:
-	cargo build --release
+	cargo build --release -p spank-mizzen
+	$(STATIC)
+	install -D -t target/release target/static/$(HOST)/release/mizzen
 
 install:
 	install -D -m 755 $(FROM)/libspank_mizzen.so $(DESTDIR)$(PREFIX)/lib/mizzen/spank_mizzen.so
@@ -43,12 +48,10 @@ install:
 	$(FROM)/mizzen completions zsh > $(SHARE)/zsh/site-functions/_mizzen
 	$(FROM)/mizzen completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish
 
-# The plugin must run in the distribution's Slurm, so it is linked against an old glibc; the launcher must run
-# beside any distribution's libraries, so it has none.
+# The plugin must run in the distribution's Slurm, so it is linked against an old glibc.
 portable: $(TOOLS)/ready
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" cargo zigbuild --release --target $(HOST).$(GLIBC) -p spank-mizzen
-	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --target $(HOST) -p mizzen \
-	  --target-dir target/static
+	$(STATIC)
 	install -D -t target/portable target/$(HOST)/release/libspank_mizzen.so target/static/$(HOST)/release/mizzen
 
 $(TOOLS)/ready: packaging/portable.txt

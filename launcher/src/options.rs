@@ -9,6 +9,8 @@ use mizzen_core::options::{EnvOption, MountOption, parse_env};
 use mizzen_core::settings::{Settings, Writable};
 use mizzen_core::{Config, Failure};
 
+use crate::slurm::Inside;
+
 /// Everything that shapes a container.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
@@ -45,8 +47,10 @@ pub struct RunOptions {
 pub struct StepOptions {
     /// A batch script, which lies in a directory of Slurm's.
     pub script: Option<PathBuf>,
-    /// Slurm's commands can be called inside.
-    pub commands: bool,
+    /// Where the helper for Slurm's commands listens, if they can be called inside.
+    pub commands: Option<String>,
+    /// What a program in a container had when it started this step.
+    pub inside: Option<Inside>,
 }
 
 /// Who wants something.
@@ -81,6 +85,12 @@ impl Origin {
 }
 
 impl RunOptions {
+    /// What the program had that started this step, if it was in the same image.
+    pub fn inside(&self) -> Option<&Inside> {
+        let inside = self.step.as_ref()?.inside.as_ref()?;
+        (inside.image == self.image).then_some(inside)
+    }
+
     /// The option for the directory in which the program starts.
     pub fn workdir_option(&self) -> &'static str {
         if self.step.is_some() { "--container-workdir" } else { "--workdir" }

@@ -28,7 +28,10 @@ fn the_plan_tells_what_a_run_does_and_why() {
     let json: serde_json::Value =
         serde_json::from_str(&cluster.run("mizzen plan --json --writable=1g /shared/bb.sqsh").stdout)
             .unwrap();
-    assert_eq!(json["root"], json!({ "value": "writable in memory, up to 1g", "why": "by option, or mizzen.toml" }));
+    assert_eq!(
+        json["root"],
+        json!({ "value": "writable in memory, up to 1g", "why": "by option, or mizzen.toml" })
+    );
     assert_eq!(json["command"]["value"][0], "/bin/sh");
     assert_eq!(cluster.run("pgrep mizzen").stdout, "", "a plan does nothing");
 }

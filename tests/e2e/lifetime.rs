@@ -147,7 +147,8 @@ fn changes_go_to_disk_where_memory_cannot_hold_them() {
     assert_failed(&nowhere, 125, "mizzen: --writable: /proc: cannot make a directory: ");
     // The plan tells it, and a limit that would not hold is refused before anything happens.
     let value = "writable on disk, in a new directory below /var/tmp/alice";
-    let why = "by option, or mizzen.toml; the kernel's tmpfs has no user xattrs (Linux 6.6 has), so no limit holds";
+    let why =
+        "by option, or mizzen.toml; the kernel's tmpfs has no user xattrs (Linux 6.6 has), so no limit holds";
     let text = cluster.run(&format!("{OLD} mizzen plan --writable /shared/bb.sqsh true"));
     assert!(text.stdout.contains(&format!("root      {value:<58} {why}\n")), "{}", text.text());
     let plan = cluster.run(&format!("{OLD} mizzen plan --json --writable /shared/bb.sqsh true"));

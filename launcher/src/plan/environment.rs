@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use mizzen_core::options::EnvOption;
 
 use super::Facts;
 use crate::options::RunOptions;
+use crate::slurm;
 
 /// A variable of the program, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +79,8 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
     if let Some(zone) = &facts.time_zone {
         chosen.insert("TZ".into(), (zone.into(), "the node's time zone"));
     }
-    for (name, value) in host {
+    let between = [slurm::HOST_VARIABLE, slurm::inside::VARIABLE];
+    for (name, value) in host.iter().filter(|(name, _)| !between.iter().any(|ours| name == *ours)) {
         let kept = match rule(name) {
             Some(Rule::Drop) => false,
             Some(Rule::Host) => true,
@@ -92,6 +95,26 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         if !hosts {
             chosen.insert(name.clone(), (value.clone(), "image"));
         }
+    }
+    // A program inside has started this step: what it exported holds, as it would outside.
+    if let Some(inside) = options.inside() {
+        for (name, value) in host.iter().filter(|(name, _)| rule(name).is_none()) {
+            chosen.insert(name.clone(), (value.clone(), "the calling container"));
+        }
+        for (name, value) in &inside.variables {
+            chosen.insert(name.clone(), (value.clone(), "the calling container"));
+        }
+    }
+    if let Some(address) = &facts.commands {
+        let commands = Path::new(slurm::DIRECTORY).join("bin");
+        let path = chosen.get(OsStr::new("PATH")).map(|(path, _)| path.clone()).unwrap_or_default();
+        if !std::env::split_paths(&path).any(|directory| directory == commands) {
+            let mut longer = commands.into_os_string();
+            longer.push(":");
+            longer.push(&path);
+            chosen.insert("PATH".into(), (longer, "Slurm's commands before the image's"));
+        }
+        chosen.insert(slurm::HOST_VARIABLE.into(), (address.into(), "Slurm's commands"));
     }
     chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory"));
     for (option, origin) in &options.environment {

@@ -57,6 +57,8 @@ pub struct Facts {
     pub workdir_why: String,
     /// The node's time zone.
     pub time_zone: Option<String>,
+    /// Where the helper for Slurm's commands listens, if there is one.
+    pub commands: Option<String>,
 }
 
 /// A program, ready to be started inside.
@@ -101,6 +103,8 @@ pub struct Skeleton {
     pub directory: PathBuf,
     /// What is added: absolute inside.
     pub added: Vec<(PathBuf, Shape)>,
+    /// Symbolic links that are added, absolute inside, and where they lead.
+    pub links: Vec<(PathBuf, PathBuf)>,
 }
 
 /// What a mount point is.
@@ -147,6 +151,8 @@ pub enum What {
     File(Vec<u8>),
     /// The content of a squashfs file.
     Squashfs(PathBuf),
+    /// The launcher, and links to it under the names of Slurm's commands.
+    Commands(PathBuf),
 }
 
 impl What {
@@ -155,7 +161,9 @@ impl What {
         match self {
             What::Bind { shape, .. } => *shape,
             What::File(_) => Shape::File,
-            What::Devices(_) | What::Proc | What::Tmpfs(_) | What::Squashfs(_) => Shape::Directory,
+            What::Devices(_) | What::Proc | What::Tmpfs(_) | What::Squashfs(_) | What::Commands(_) => {
+                Shape::Directory
+            }
         }
     }
 }
@@ -172,7 +180,8 @@ impl Plan {
         let mut notes = Vec::new();
         let mounts = mounts::decide(options, tree, host, &identity, &mut notes)?;
         let root = root::decide(&options.writable, host)?;
-        let skeletons = mounts::skeletons(&mounts, tree)?;
+        let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
+        let skeletons = mounts::skeletons(&mounts, commands, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {
             image_environment: metadata.environment.clone(),
@@ -180,6 +189,7 @@ impl Plan {
             workdir: workdir.value,
             workdir_why: workdir.why,
             time_zone: host.time_zone.clone(),
+            commands: options.step.as_ref().and_then(|step| step.commands.clone()),
         };
         let command = decide_command(options, tree, metadata, host);
         let program = Program::new(options, &facts, command, &host.environment);
@@ -204,6 +214,9 @@ fn decide_workdir(
         let value = host.cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
         return Explained { value, why: options.workdir_option().to_owned() };
     }
+    if let Some(inside) = options.inside().filter(|inside| visible_inside(&inside.workdir, tree, mounts)) {
+        return Explained { value: inside.workdir.clone(), why: "that of the calling program".to_owned() };
+    }
     if let Some(cwd) = host.cwd.as_ref().filter(|cwd| visible(cwd, tree, mounts)) {
         return Explained { value: cwd.clone(), why: "the current directory".to_owned() };
     }
@@ -220,6 +233,13 @@ fn decide_workdir(
         None => notes.push(format!("no current directory; the program starts in {}", chosen.value.display())),
     }
     chosen
+}
+
+/// Whether a directory that another container of this image had is here too.
+fn visible_inside(directory: &Path, tree: &dyn Tree, mounts: &[Mount]) -> bool {
+    let mounted = mounts.iter().any(|mount| directory.starts_with(&mount.target));
+    mounted && visible(directory, tree, mounts)
+        || resolve(tree, directory).is_ok_and(|found| found.entry == Some(Entry::Directory))
 }
 
 /// Whether a directory of the host is the same inside, or, where no mount covers it, is one of the image.

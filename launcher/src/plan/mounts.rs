@@ -13,9 +13,12 @@ use super::{Identity, Mount, Shape, Skeleton, What, identity};
 use crate::host::Host;
 use crate::image::{Entry, Resolved, Tree, read_file, resolve};
 use crate::options::{Origin, RunOptions};
+use crate::slurm;
 
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
+/// Where login shells look for commands that are not the system's: they reset PATH.
+const LOGIN_PATH: &str = "/usr/local/bin";
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
 const IMAGE_OWNED: [&str; 11] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];
@@ -112,6 +115,14 @@ fn defaults(
             mounts.push(Mount { flags: read_only, why, ..default(What::File(content), file) });
         }
     }
+    if options.step.as_ref().is_some_and(|step| step.commands.is_some()) {
+        let launcher = std::env::current_exe().map_err(|error| {
+            Failure::new(format!("cannot find the launcher's own file: {}", cause(&error)))
+        })?;
+        let why = "default: Slurm's commands".to_owned();
+        let mount = default(What::Commands(launcher), Path::new(slurm::DIRECTORY));
+        mounts.push(Mount { flags: read_only, why, ..mount });
+    }
     if let Some(script) = options.step.as_ref().and_then(|step| step.script.as_ref()) {
         let why = "default: the batch script".to_owned();
         mounts.push(Mount { flags: read_only, why, ..bind(script, Shape::File) });
@@ -206,9 +217,10 @@ fn refuse_kernel_directories(mount: &Mount, target: &Path) -> Result<(), Failure
     Err(Failure::new(message).hint("single devices can be mounted below /dev"))
 }
 
-/// Directories in which mount points are missing, parents first.
-pub fn skeletons(mounts: &[Mount], tree: &dyn Tree) -> Result<Vec<Skeleton>, Failure> {
+/// Directories in which mount points, and links to Slurm's commands, are missing; parents first.
+pub fn skeletons(mounts: &[Mount], commands: bool, tree: &dyn Tree) -> Result<Vec<Skeleton>, Failure> {
     let mut missing: BTreeMap<PathBuf, Vec<(PathBuf, Shape)>> = BTreeMap::new();
+    let mut links: BTreeMap<PathBuf, Vec<(PathBuf, PathBuf)>> = BTreeMap::new();
     for mount in mounts {
         if mounts.iter().any(|outer| lies_in(&mount.target, &outer.target)) {
             continue;
@@ -218,7 +230,25 @@ pub fn skeletons(mounts: &[Mount], tree: &dyn Tree) -> Result<Vec<Skeleton>, Fai
             missing.entry(resolved.existing).or_default().push((mount.target.clone(), mount.what.shape()));
         }
     }
-    Ok(missing.into_iter().map(|(directory, added)| Skeleton { directory, added }).collect())
+    for command in slurm::COMMANDS.into_iter().filter(|_| commands) {
+        let link = Path::new(LOGIN_PATH).join(command);
+        // What the image has there itself stays, and what a mount covers is not ours.
+        if let Ok(Resolved { path, entry: None, existing }) = resolve(tree, &link)
+            && !mounts.iter().any(|mount| lies_in(&path, &mount.target))
+        {
+            let target = Path::new(slurm::DIRECTORY).join("bin").join(command);
+            links.entry(existing).or_default().push((path, target));
+        }
+    }
+    let mut directories: Vec<PathBuf> = missing.keys().chain(links.keys()).cloned().collect();
+    directories.sort();
+    directories.dedup();
+    let skeleton = |directory: PathBuf| Skeleton {
+        added: missing.remove(&directory).unwrap_or_default(),
+        links: links.remove(&directory).unwrap_or_default(),
+        directory,
+    };
+    Ok(directories.into_iter().map(skeleton).collect())
 }
 
 fn lies_in(inner: &Path, outer: &Path) -> bool {
@@ -231,7 +261,7 @@ fn exists_in(outer: &Mount, inner: &Mount) -> bool {
     match &outer.what {
         What::Bind { source, .. } => source.join(relative).exists(),
         What::Tmpfs(_) | What::Devices(_) => true, // empty and ours: made when it is mounted
-        What::Proc | What::File(_) | What::Squashfs(_) => true, // found out when it is mounted
+        What::Proc | What::File(_) | What::Squashfs(_) | What::Commands(_) => true, // found out when it is mounted
     }
 }
 

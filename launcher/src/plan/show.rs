@@ -91,6 +91,7 @@ fn what(mount: &Mount) -> String {
         What::Tmpfs(Some(size)) => format!("an empty tmpfs of {size}"),
         What::File(content) => format!("a file of {} bytes", content.len()),
         What::Squashfs(source) => format!("the content of {}", path(source)),
+        What::Commands(_) => "Slurm's commands".to_owned(),
     };
     for (on, name) in [(mount.flags.read_only, " read-only"), (mount.flags.no_exec, " noexec")] {
         if on {

@@ -18,7 +18,7 @@ use nix::unistd::symlinkat;
 use super::Server;
 use super::root::NewRoot;
 use crate::plan::{Mount, Plan, Shape, What};
-use crate::sys;
+use crate::{slurm, sys};
 
 /// What a mount of the plan needs from the host.
 pub enum OpenSource {
@@ -37,7 +37,9 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
     plan.mounts
         .iter()
         .map(|mount| match &mount.what {
-            What::Bind { source, .. } => Ok(OpenSource::One(open_source(source, mount)?)),
+            What::Bind { source, .. } | What::Commands(source) => {
+                Ok(OpenSource::One(open_source(source, mount)?))
+            }
             What::Devices(devices) => {
                 let mut opened = Vec::new();
                 for device in devices {
@@ -106,7 +108,18 @@ pub fn apply(
                     size.as_ref().map_or("mode=1777".to_owned(), |size| format!("mode=1777,size={size}"));
                 new_file_system("tmpfs", &place, &options)?;
             }
-            (What::Bind { .. } | What::Devices(_), _) => {}
+            (What::Commands(_), OpenSource::One(launcher)) => {
+                new_file_system("tmpfs", &place, "mode=0755,size=1m")?;
+                let directory = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
+                commands_in(directory.as_fd(), launcher.as_fd()).map_err(|errno| {
+                    Failure::new(format!(
+                        "cannot put Slurm's commands into {}: {}",
+                        target.display(),
+                        errno.desc()
+                    ))
+                })?;
+            }
+            (What::Bind { .. } | What::Devices(_) | What::Commands(_), _) => {}
         }
         let mounted = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
         let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
@@ -155,6 +168,16 @@ fn devices_on(
         symlinkat(to, &dev, name).map_err(|e| in_container(&target.join(name), e))?;
     }
     Ok(())
+}
+
+/// The launcher in a new directory, and links to it under the names of Slurm's commands.
+fn commands_in(directory: BorrowedFd, launcher: BorrowedFd) -> nix::Result<()> {
+    let name = OsStr::new("mizzen");
+    make_place(directory, Path::new(name), Shape::File)?;
+    bind(launcher, open_entry(directory, name, Shape::File)?.as_fd())?;
+    make_place(directory, Path::new("bin"), Shape::Directory)?;
+    let links = open_entry(directory, OsStr::new("bin"), Shape::Directory)?;
+    slurm::COMMANDS.iter().try_for_each(|command| symlinkat("../mizzen", &links, *command))
 }
 
 /// Binds a file or directory, with all that is mounted below it.

@@ -204,7 +204,18 @@ fn add_places(plan: &Plan, root: &Path) -> Result<(), Failure> {
         let relative = path.strip_prefix("/").unwrap_or(path);
         make_place(root.as_fd(), relative, *shape).map_err(|e| in_container(path, e))?;
     }
+    for (link, target) in plan.skeletons.iter().flat_map(|skeleton| &skeleton.links) {
+        let relative = link.strip_prefix("/").unwrap_or(link);
+        make_link(root.as_fd(), relative, target).map_err(|e| in_container(link, e))?;
+    }
     Ok(())
+}
+
+/// Makes a symbolic link below a directory of ours, with the directories on the way.
+fn make_link(directory: BorrowedFd, relative: &Path, target: &Path) -> nix::Result<()> {
+    let parent = relative.parent().unwrap_or(Path::new(""));
+    make_place(directory, parent, Shape::Directory)?;
+    symlinkat(target, open_in_root(directory, parent)?, relative.file_name().unwrap_or_default())
 }
 
 /// Every directory in which mount points are missing becomes a tmpfs with the same entries, bound from the image.
@@ -251,6 +262,10 @@ fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Fai
     for (path, shape) in &skeleton.added {
         let relative = path.strip_prefix(&skeleton.directory).unwrap_or(path);
         make_place(new, relative, *shape).map_err(|errno| in_container(path, errno))?;
+    }
+    for (link, target) in &skeleton.links {
+        let relative = link.strip_prefix(&skeleton.directory).unwrap_or(link);
+        make_link(new, relative, target).map_err(|errno| in_container(link, errno))?;
     }
     Ok(())
 }

@@ -24,7 +24,6 @@ use crate::sys;
 /// Starts a helper for the program that this process will become, and returns the value of
 /// [`super::HOST_VARIABLE`] for it. To be called on the host, before any namespace of the container is entered, with
 /// the host's environment, and with a single thread.
-#[allow(dead_code)] // called where a step's container is started
 pub fn start() -> Result<String, Failure> {
     let failed = |what: &str, error: io::Error| {
         Failure::new(format!("no Slurm commands in the container: cannot {what}: {}", cause(&error)))

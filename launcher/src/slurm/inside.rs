@@ -65,7 +65,6 @@ pub struct Inside {
 impl Inside {
     /// Reads it back from the environment of a task on the node. A broken value is as good as none: only programs
     /// that change our variable make one, and it carries conveniences.
-    #[allow(dead_code)] // called where a step's container is started
     pub fn from_environment(environment: &[(OsString, OsString)]) -> Option<Inside> {
         let value = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
         let mut inside = Inside::decode(value(VARIABLE)?.as_bytes())?;

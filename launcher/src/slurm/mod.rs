@@ -35,7 +35,6 @@ mod wire;
 use std::ffi::OsStr;
 use std::path::Path;
 
-#[allow(unused_imports)] // called where a step's container is started
 pub use {host::start, inside::Inside};
 
 /// The commands that a shim stands in for: all of Slurm's that users call.
@@ -43,6 +42,9 @@ pub const COMMANDS: [&str; 18] = [
     "srun", "sbatch", "salloc", "scancel", "scontrol", "squeue", "sinfo", "sacct", "sacctmgr", "sstat",
     "sprio", "sshare", "sattach", "sbcast", "scrontab", "sdiag", "sreport", "strigger",
 ];
+
+/// Where the launcher is inside, and in its directory `bin` the links to it under these names.
+pub const DIRECTORY: &str = "/.mizzen";
 
 /// Where the helper listens, for the shims. It means something on its own node only.
 pub const HOST_VARIABLE: &str = "SLURM_MIZZEN_HOST";

@@ -10,6 +10,7 @@ mod join;
 mod meeting;
 
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::plan::{Facts, Program, typed_command};
 use crate::sandbox::{self, Unstartable};
+use crate::slurm::{self, Inside};
 use crate::{pipeline, report, report_note, sys};
 use meeting::Meeting;
 
@@ -116,12 +118,19 @@ fn enter(
 ) -> Result<Program, Failure> {
     let config = Config::load(&handover.config)?;
     let mut options = RunOptions::new(image, command(handover), settings, &config, Origin::StepOption)?;
-    options.step = Some(StepOptions {
-        script: handover.step.ends_with(".batch").then(|| PathBuf::from(&options.command[0])),
-        commands: config.slurm_commands,
-    });
+    let (_, step) = handover.step.split_once('.').unwrap_or_default();
+    let script = (step == "batch").then(|| options.command.first().map(PathBuf::from)).flatten();
+    // A step that somebody types at, or that is a script, calls Slurm's commands; a rank of a computation does not.
+    let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
+    options.step =
+        Some(StepOptions { script, commands: None, inside: Inside::from_environment(environment) });
     let facts = match &handover.role {
-        Role::Builder { broker, accounts } => build(handover, meeting, &options, *broker, accounts)?,
+        Role::Builder { broker, accounts } => {
+            if let Some(step) = options.step.as_mut().filter(|_| calls && config.slurm_commands) {
+                step.commands = Some(slurm::start()?);
+            }
+            build(handover, meeting, &options, *broker, accounts)?
+        }
         Role::Member { builder } => {
             let (namespaces, facts) = meeting.receive(*builder)?;
             namespaces.enter()?;
