@@ -14,6 +14,9 @@ use mizzen_core::handover::{OUTCOME_LIMIT, Outcome};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
+/// More is not said: the container is there, and somebody has failed.
+const OUTCOMES: usize = 2;
+
 /// The meeting place of one step on one node.
 pub struct Meeting {
     /// The first task's message is read here.
@@ -58,11 +61,14 @@ impl Meeting {
         recv(self.send.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) == Ok(1)
     }
 
-    /// How building the container went, if the first task has said so.
-    pub fn outcome(&self) -> Option<Outcome> {
+    /// What the tasks have said, when all of them have ended.
+    pub fn take_outcomes(&self) -> Vec<Outcome> {
         let mut text = vec![0; OUTCOME_LIMIT];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
-        let length = recv(self.receive.as_raw_fd(), &mut text, flags).ok()?;
-        Some(Outcome::decode(&text[..length]))
+        let mut take = || {
+            recv(self.receive.as_raw_fd(), &mut text, MsgFlags::MSG_DONTWAIT)
+                .map(|length| Outcome::decode(&text[..length]))
+        };
+        // A user's process could go on sending.
+        std::iter::from_fn(|| take().ok()).take(OUTCOMES).collect()
     }
 }

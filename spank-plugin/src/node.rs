@@ -138,10 +138,12 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
 
 /// slurmstepd, at the end of the step: what became of the container goes into Slurm's log.
 pub fn log_outcome() -> Result<(), Failure> {
-    match state::lock().meeting.as_ref().and_then(Meeting::outcome) {
-        Some(Outcome::Failed(why)) => spank::inform(&why),
-        Some(Outcome::Ready(times)) => spank::debug(&times),
-        None => {}
+    let outcomes = state::lock().meeting.as_ref().map(Meeting::take_outcomes).unwrap_or_default();
+    for outcome in outcomes {
+        match outcome {
+            Outcome::Failed(why) => spank::inform(&why),
+            Outcome::Ready(times) => spank::debug(&times),
+        }
     }
     Ok(())
 }

@@ -30,8 +30,17 @@ const PREFIX: &str = "mizzen-";
 /// start in good time. What is left is for the next one.
 const LIMIT: usize = 65_536;
 
+/// A directory that will be removed.
+pub struct Directory {
+    /// Where it is.
+    pub path: PathBuf,
+    /// It is removed when this process has ended and nobody has this open any more. The other tasks of a Slurm step
+    /// may go on when the first, which has made it, has ended.
+    pub life: Option<OwnedFd>,
+}
+
 /// Makes a directory below `parent` that will be removed.
-pub fn make_directory(parent: &Path) -> Result<PathBuf, Failure> {
+pub fn make_directory(parent: &Path) -> Result<Directory, Failure> {
     let failed = |what: &str, error: io::Error| {
         Failure::new(format!("--writable: {}: {what}: {}", parent.display(), cause(&error)))
             .hint("this kernel needs a local disk for the changes; set TMPDIR to a directory on one")
@@ -43,15 +52,15 @@ pub fn make_directory(parent: &Path) -> Result<PathBuf, Failure> {
     let path = mkdtemp(&parent.join(format!("{PREFIX}XXXXXX")))
         .map_err(|errno| failed("cannot make a directory", errno.into()))?;
     let name = path.file_name().unwrap_or_default();
-    guard(opened.as_fd(), name).map_err(|(what, error)| {
+    let life = guard(opened.as_fd(), name).map_err(|(what, error)| {
         let _ = unlinkat(&opened, name, AtFlags::REMOVEDIR);
         failed(what, error)
     })?;
-    Ok(path)
+    Ok(Directory { path, life: Some(life) })
 }
 
 /// Locks and marks a new directory, and starts the process that removes it.
-fn guard(parent: BorrowedFd, name: &OsStr) -> Result<(), (&'static str, io::Error)> {
+fn guard(parent: BorrowedFd, name: &OsStr) -> Result<OwnedFd, (&'static str, io::Error)> {
     let because = |what| move |errno: Errno| (what, io::Error::from(errno));
     let directory = open_directory(parent, name).map_err(because("cannot open the new directory"))?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive)
@@ -62,14 +71,18 @@ fn guard(parent: BorrowedFd, name: &OsStr) -> Result<(), (&'static str, io::Erro
         .map_err(|error| ("cannot start the process that cleans up", error))
 }
 
-fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) -> io::Result<()> {
+fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) -> io::Result<OwnedFd> {
     let program = sys::pidfd_of_self()?;
-    sys::spawn_detached(&[program.as_fd(), parent, directory], || {
-        let mut ended = [PollFd::new(program.as_fd(), PollFlags::POLLIN)];
-        while poll(&mut ended, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
+    let (closed, life) = io::pipe()?;
+    sys::spawn_detached(&[program.as_fd(), closed.as_fd(), parent, directory], || {
+        for end in [program.as_fd(), closed.as_fd()] {
+            let mut ended = [PollFd::new(end, PollFlags::POLLIN)];
+            while poll(&mut ended, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
+        }
         let mut all = usize::MAX;
         let _ = remove(parent, name, directory, &mut all);
-    })
+    })?;
+    Ok(life.into())
 }
 
 /// Removes the directories that runs of this user have left behind.

@@ -74,10 +74,12 @@ fn make_namespaces(
     sys::reset_signal(Signal::SIGCHLD)
         .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
     namespaces::new_user(&plan.identity, broker)?;
-    let servers = Servers::start(plan, sources)?;
+    let mut servers = Servers::start(plan, sources)?;
     namespaces::new_mounts_and_others(plan.unshare)?;
     // Opened on the host's procfs: nothing is looked up inside.
-    Ok((servers, Namespaces::of_this_process()?))
+    let mut namespaces = Namespaces::of_this_process()?;
+    namespaces.life = servers.changes.as_mut().and_then(|changes| changes.life.take());
+    Ok((servers, namespaces))
 }
 
 /// What serves the files of the container, and keeps their changes.
@@ -86,7 +88,7 @@ struct Servers {
     /// In the order of the plan's squashfs mounts.
     data: Vec<Server>,
     /// Where the changes of a writable root go, if not into memory.
-    changes: Option<PathBuf>,
+    changes: Option<changes::Directory>,
 }
 
 impl Servers {
@@ -105,7 +107,7 @@ impl Servers {
         let changes = match &plan.root {
             Root::Writable(Changes::OnDisk { parent }) => {
                 let directory = changes::make_directory(parent)?;
-                let shown = directory.display();
+                let shown = directory.path.display();
                 report_note(&format!(
                     "changes are kept in {shown}, without a size limit: this kernel is older than 6.6"
                 ));
@@ -121,7 +123,8 @@ impl Servers {
 fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     // Everything that comes from the host is opened while it can be seen.
     let sources = mounts::open_sources(plan)?;
-    let root = root::prepare(plan, servers.root, servers.changes.as_deref())?;
+    let root =
+        root::prepare(plan, servers.root, servers.changes.as_ref().map(|changes| changes.path.as_path()))?;
     mounts::apply(plan, &root, sources, servers.data)?;
     root.enter()
 }

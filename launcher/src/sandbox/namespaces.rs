@@ -21,6 +21,8 @@ pub struct Namespaces {
     pub user: OwnedFd,
     /// With the container's root as its root.
     pub mounts: OwnedFd,
+    /// What keeps the container's changes on disk while anybody has it open.
+    pub life: Option<OwnedFd>,
 }
 
 impl Namespaces {
@@ -36,7 +38,7 @@ impl Namespaces {
             let file = fs::File::open(&path);
             file.map(OwnedFd::from).map_err(|error| Failure::new(format!("{path}: {}", cause(&error))))
         };
-        Ok(Namespaces { user: open("user")?, mounts: open("mnt")? })
+        Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, life: None })
     }
 
     /// Enters them.

@@ -45,16 +45,17 @@ impl Meeting {
             .map_err(std::io::Error::from)
             .and_then(|text| paper.write_all(&text))
             .map_err(|error| failed("write down what the other tasks need", error.to_string()))?;
-        let fds = [namespaces.user.as_raw_fd(), namespaces.mounts.as_raw_fd(), paper.as_raw_fd()];
+        let mut fds = vec![namespaces.user.as_raw_fd(), namespaces.mounts.as_raw_fd(), paper.as_raw_fd()];
+        // Nobody needs it; in the message it stays open as long as the step is there.
+        fds.extend(namespaces.life.as_ref().map(AsRawFd::as_raw_fd));
         self.send_message(&Outcome::Ready(times), &fds)
             .map_err(|errno| failed("tell the other tasks", errno.desc().to_owned()))
     }
 
-    /// The first task: ends the others. The user has been told.
+    /// Ends those who wait, and goes to Slurm's log. The user has been told. Behind the announcement of the container
+    /// it is for the log alone.
     pub fn announce_failure(&self, failure: &Failure) {
-        let outcome = Outcome::Failed(failure.message.clone());
-        // If the container was announced before, this is one message too many, and nobody reads it.
-        let _ = self.send_message(&outcome, &[]);
+        let _ = self.send_message(&Outcome::Failed(failure.message.clone()), &[]);
     }
 
     fn send_message(&self, outcome: &Outcome, fds: &[i32]) -> nix::Result<()> {
@@ -104,7 +105,7 @@ impl Meeting {
     fn peek(&self) -> nix::Result<(Outcome, Vec<OwnedFd>)> {
         let mut text = vec![0; OUTCOME_LIMIT];
         let mut buffer = [IoSliceMut::new(&mut text)];
-        let mut space = cmsg_space!([i32; 3]);
+        let mut space = cmsg_space!([i32; 4]);
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
         let message = recvmsg::<()>(self.receive.as_raw_fd(), &mut buffer, Some(&mut space), flags)?;
         let mut fds = Vec::new();
@@ -118,7 +119,8 @@ impl Meeting {
     }
 }
 
-fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
+fn read_message(mut fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
+    fds.truncate(3);
     let Ok([user, mounts, paper]) = <[OwnedFd; 3]>::try_from(fds) else {
         return Err(Failure::new("cannot take over the container's namespaces")
             .hint("the limit on open files (ulimit -n) may be too low"));
@@ -130,7 +132,7 @@ fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
     let facts = paper.read_exact_at(&mut text, 0).and_then(|()| Ok(serde_json::from_slice(&text)?));
     let facts =
         facts.map_err(|error| Failure::new(format!("cannot read what the first task says: {error}")))?;
-    Ok((Namespaces { user, mounts }, facts))
+    Ok((Namespaces { user, mounts, life: None }, facts))
 }
 
 /// Whether the process with this number lives and has the same parent, slurmstepd. Any other process that has the

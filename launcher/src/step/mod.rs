@@ -46,11 +46,12 @@ pub fn run() -> ExitCode {
     };
     let Unstartable { code, failure } = start(&handover, &meeting);
     let failure = failure.about(&handover.node);
-    if meeting.may_speak() {
+    let speaks = meeting.may_speak();
+    if speaks {
         report(&failure);
     }
-    // After the report, so that nobody else makes one of what follows from this.
-    if let Role::Builder { .. } = handover.role {
+    // After the report, so that nobody else makes one of what follows from this. It goes to Slurm's log as well.
+    if speaks || matches!(handover.role, Role::Builder { .. }) {
         meeting.announce_failure(&failure);
     }
     ExitCode::from(code)
