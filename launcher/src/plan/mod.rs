@@ -20,6 +20,7 @@ use crate::options::{Origin, RunOptions, Unshare};
 
 pub use environment::{Variable, belongs_to_one_side};
 pub use identity::Identity;
+pub use mounts::lies_in;
 pub use root::{Changes, Root};
 
 /// A container, decided to the last mount and variable.
@@ -129,6 +130,16 @@ pub struct Mount {
     pub origin: Option<Origin>,
     /// Which option or rule wants it.
     pub why: String,
+}
+
+impl Mount {
+    /// A failure of this mount, named after who asks for it.
+    fn about(&self, failure: Failure) -> Failure {
+        match self.origin {
+            Some(origin) => failure.about(origin.mounts()),
+            None => failure,
+        }
+    }
 }
 
 /// What a mount shows.

@@ -37,37 +37,83 @@ pub fn decide(
     }
     // Parents first, so that what lies in a mount of the host is known; of equals the later one stays the later one.
     wanted.sort_by(|one, other| one.target.cmp(&other.target));
-    let mut placed: BTreeMap<PathBuf, Mount> = BTreeMap::new();
+    let mut placed: Vec<Placed> = Vec::new();
     for mount in wanted {
-        let asked = mount.origin;
-        let about = |failure: Failure| asked.map_or(failure.clone(), |origin| failure.about(origin.mounts()));
-        let outer = placed.values().rev().find(|outer| lies_in(&mount.target, &outer.target)).cloned();
+        let outer = placed.iter().rev().find(|outer| lies_in(&mount.target, &outer.asked));
         let target = match outer {
             // Links of the image do not count below a mount.
-            Some(outer) if !exists_in(&outer, &mount) && asked.is_some() => {
-                return Err(about(missing_in(&outer, &mount)));
+            Some(outer) => {
+                let relative = mount.target.strip_prefix(&outer.asked).unwrap_or(&mount.target);
+                match exists_in(&outer.mount, relative) {
+                    true => outer.mount.target.join(relative),
+                    false if mount.origin.is_some() => return Err(mount.about(missing_in(outer, &mount))),
+                    // A default that has lost its place to a mount of the user.
+                    false => {
+                        let (left_out, outer) = (shown(&mount.target), shown(&outer.asked));
+                        notes.push(format!("{left_out} is left out: the mount of {outer} has no such place"));
+                        continue;
+                    }
+                }
             }
-            // A default that has lost its place to a mount of the user.
-            Some(outer) if !exists_in(&outer, &mount) => {
-                let (left_out, outer) = (shown(&mount.target), shown(&outer.target));
-                notes.push(format!("{left_out} is left out: the mount of {outer} has no such place"));
-                continue;
-            }
-            Some(_) => mount.target.clone(),
-            None => place(&mount, tree).map_err(about)?.path,
+            None => place(&mount, tree).map_err(|failure| mount.about(failure))?.path,
         };
-        if asked.is_some() {
-            refuse_kernel_directories(&mount, &target).map_err(about)?;
+        if mount.origin.is_some() {
+            refuse_kernel_directories(&mount, &target).map_err(|failure| mount.about(failure))?;
         }
-        if let Some(old) = placed.insert(target.clone(), Mount { target, ..mount })
-            && let Some(origin) = asked.filter(|origin| old.origin == Some(*origin))
+        let asked = mount.target.clone();
+        placed.push(Placed { asked, mount: Mount { target, ..mount } });
+    }
+    let mut last: BTreeMap<PathBuf, Mount> = BTreeMap::new();
+    for Placed { mount, .. } in without_strays(placed, notes)? {
+        let origin = mount.origin;
+        if let Some(old) = last.insert(mount.target.clone(), mount)
+            && let Some(origin) = origin.filter(|origin| old.origin == Some(*origin))
         {
             let (option, target) = (origin.mounts(), old.target.display());
             notes.push(format!("{option}: {target} is mounted twice; the last one holds"));
         }
     }
     // Paths are compared by components: a directory comes before what is below it.
-    Ok(placed.into_values().collect())
+    Ok(last.into_values().collect())
+}
+
+/// A mount whose target is its place, and the path that was asked for.
+struct Placed {
+    asked: PathBuf,
+    mount: Mount,
+}
+
+/// Mounts that no link of the image has brought onto, into or around another one: such a place would be in the host's
+/// files, where an image has nothing to say.
+fn without_strays(placed: Vec<Placed>, notes: &mut Vec<String>) -> Result<Vec<Placed>, Failure> {
+    let nested = |one: &Path, other: &Path| lies_in(one, other) || lies_in(other, one);
+    let mut strays = Vec::new();
+    for (index, Placed { asked, mount }) in placed.iter().enumerate() {
+        if *asked == mount.target {
+            continue;
+        }
+        let mine = mount.origin.is_some();
+        let met = placed.iter().find(|other| {
+            let same = mount.target == other.mount.target && *asked != other.asked && !mine;
+            same || nested(&mount.target, &other.mount.target) && !nested(asked, &other.asked)
+        });
+        let Some(met) = met else { continue };
+        let stray = format!(
+            "in the image it leads to {}, and so to the mount of {}",
+            shown(&mount.target),
+            shown(&met.asked)
+        );
+        if mine {
+            return Err(mount.about(
+                Failure::new(format!("{}: {stray}", shown(asked)))
+                    .hint("choose a destination without symbolic links"),
+            ));
+        }
+        notes.push(format!("{} is left out: {stray}", shown(asked)));
+        strays.push(index);
+    }
+    let kept = placed.into_iter().enumerate().filter(|(index, _)| !strays.contains(index));
+    Ok(kept.map(|(_, placed)| placed).collect())
 }
 
 /// What every container has, unless an option says otherwise.
@@ -251,13 +297,13 @@ pub fn skeletons(mounts: &[Mount], commands: bool, tree: &dyn Tree) -> Result<Ve
     Ok(directories.into_iter().map(skeleton).collect())
 }
 
-fn lies_in(inner: &Path, outer: &Path) -> bool {
+/// Whether one path is below another.
+pub fn lies_in(inner: &Path, outer: &Path) -> bool {
     inner != outer && inner.starts_with(outer)
 }
 
-/// Whether a mount below another has a place there: on the host that is not ours to make.
-fn exists_in(outer: &Mount, inner: &Mount) -> bool {
-    let relative = inner.target.strip_prefix(&outer.target).unwrap_or(&inner.target);
+/// Whether a mount has a place below another: on the host that is not ours to make.
+fn exists_in(outer: &Mount, relative: &Path) -> bool {
     match &outer.what {
         What::Bind { source, .. } => source.join(relative).exists(),
         What::Tmpfs(_) | What::Devices(_) => true, // empty and ours: made when it is mounted
@@ -265,8 +311,8 @@ fn exists_in(outer: &Mount, inner: &Mount) -> bool {
     }
 }
 
-fn missing_in(outer: &Mount, inner: &Mount) -> Failure {
-    let message = format!("{} does not exist in the mount of {}", shown(&inner.target), shown(&outer.target));
+fn missing_in(outer: &Placed, inner: &Mount) -> Failure {
+    let message = format!("{} does not exist in the mount of {}", shown(&inner.target), shown(&outer.asked));
     Failure::new(message).hint("make it on the host first, or choose another destination")
 }
 

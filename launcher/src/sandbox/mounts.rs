@@ -17,7 +17,7 @@ use nix::unistd::symlinkat;
 
 use super::Server;
 use super::root::NewRoot;
-use crate::plan::{Mount, Plan, Shape, What};
+use crate::plan::{Mount, Plan, Shape, What, lies_in};
 use crate::{slurm, sys};
 
 /// What a mount of the plan needs from the host.
@@ -74,8 +74,7 @@ pub fn apply(
     for (mount, source) in plan.mounts.iter().zip(sources) {
         let target = &mount.target;
         let place = match open_in_root(root.as_fd(), target) {
-            Err(Errno::ENOENT) => {
-                // In a tmpfs of ours that was empty when it was planned.
+            Err(Errno::ENOENT) if lies_in_tmpfs(target, plan) => {
                 let relative = target.strip_prefix("/").unwrap_or(target);
                 make_place(root.as_fd(), relative, mount.what.shape())
                     .map_err(|e| in_container(target, e))?;
@@ -129,6 +128,13 @@ pub fn apply(
         restrict(mounted.as_fd(), target, flags)?;
     }
     Ok(())
+}
+
+/// Whether a place is in a tmpfs of ours, which was empty when it was planned. Elsewhere none is made: that would be
+/// on the host.
+fn lies_in_tmpfs(target: &Path, plan: &Plan) -> bool {
+    let outer = plan.mounts.iter().rev().find(|outer| lies_in(target, &outer.target));
+    outer.is_some_and(|outer| matches!(outer.what, What::Tmpfs(_) | What::Devices(_)))
 }
 
 fn new_file_system(kind: &str, place: &OwnedFd, options: &str) -> Result<(), Failure> {
