@@ -25,6 +25,7 @@ pub mod machine;
 pub mod release;
 pub mod spec;
 pub mod supervise;
+pub mod trace;
 
 pub use cluster::{Cluster, Output};
 pub use release::Release;
