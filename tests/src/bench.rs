@@ -2,6 +2,8 @@
 //!
 //! The machine is shared and noisy: the contenders take turns, medians are compared, and no number is a promise.
 
+mod slurm;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
@@ -42,21 +44,46 @@ const MOUNTS: [Contender; 4] = [
 
 /// Measures everything and prints it.
 pub fn run(rounds: u32) -> Result<()> {
+    let cluster = start(rounds)?;
+    by_hand(&cluster, rounds)?;
+    slurm::run(&cluster, rounds)
+}
+
+/// The same for steps of Slurm alone.
+pub fn run_slurm(rounds: u32) -> Result<()> {
+    slurm::run(&start(rounds)?, rounds)
+}
+
+/// A cluster with the peers, the image /shared/np.sqsh, and on every machine its copy and its tree in /local.
+fn start(rounds: u32) -> Result<Cluster> {
     let peers = make_rootfs(
         Release::Slurm22_05.debian(),
         "peers",
         "slurmctld,slurmd,slurm-client,munge,iproute2,procps,bindfs,bubblewrap,charliecloud,squashfuse",
     )?;
     let numpy = make_rootfs(Release::Slurm22_05.debian(), "numpy", "python3,python3-numpy")?;
-    let cluster = Cluster::start(Spec { nodes: 1, rootfs: Some(peers), ..Cluster::spec("bench") })?;
+    let cluster = Cluster::start(Spec { nodes: 1, cpus: 64, rootfs: Some(peers), ..Cluster::spec("bench") })?;
     println!("image: Debian with numpy, gzip squashfs; {rounds} rounds; medians\n");
     cluster.share("np.sqsh", &pack(&numpy, &["-comp", "gzip", "-e", "var/cache", "var/lib/apt"])?)?;
-    let serve = server_program()?;
-    cluster.share("squashfs-serve", &std::fs::read(serve)?)?;
-    let prepared = cluster.run_as_root("chmod 755 /shared/squashfs-serve; cp /shared/np.sqsh /local; cd /local && mkdir np && squashfuse np.sqsh /mnt && cp -a /mnt/. np/ && umount /mnt && mkdir -p np/home np/tmp");
+    for machine in ["ctl", "node1"] {
+        let prepared = cluster.run_on(
+            machine,
+            User::Root,
+            "cp /shared/np.sqsh /local; cd /local && mkdir np && squashfuse np.sqsh /mnt && cp -a /mnt/. np/ && \
+             umount /mnt && mkdir -p np/home np/tmp",
+        );
+        ensure!(prepared.code == 0, "{}", prepared.text());
+    }
+    Ok(cluster)
+}
+
+/// Without Slurm: the start of one process, and reading through a mount.
+fn by_hand(cluster: &Cluster, rounds: u32) -> Result<()> {
+    cluster.share("squashfs-serve", &std::fs::read(server_program()?)?)?;
+    let prepared = cluster.run_as_root("chmod 755 /shared/squashfs-serve");
     ensure!(prepared.code == 0, "{}", prepared.text());
     println!("start of `true`, one process (ms)");
-    let times = start_times(&cluster, rounds)?;
+    let times = start_times(cluster, rounds)?;
     table(
         &START,
         &times,
@@ -69,7 +96,7 @@ pub fn run(rounds: u32) -> Result<()> {
         ("import numpy, 8 processes on one mount, warm (ms)", 8, false),
     ] {
         println!("\n{label}");
-        let times = import_times(&cluster, rounds.div_ceil(5), processes, cold)?;
+        let times = import_times(cluster, rounds.div_ceil(5), processes, cold)?;
         table(
             &MOUNTS,
             &times,
@@ -128,17 +155,19 @@ fn measure(cluster: &Cluster, user: User, script: &str) -> Result<Times> {
     Ok(times)
 }
 
+/// NaN for a contender that was not measured.
+fn median(times: &Times, name: &str) -> f64 {
+    let mut sorted = times.get(name).cloned().unwrap_or_default();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 fn table(contenders: &[Contender], times: &Times, ratios: &[(&str, &str)]) {
-    let median = |name: &str| {
-        let mut sorted = times.get(name).cloned().unwrap_or_default();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
-    };
     for contender in contenders {
-        println!("  {:<24} {:8.1}", contender.name, median(contender.name));
+        println!("  {:<24} {:8.1}", contender.name, median(times, contender.name));
     }
     for (one, other) in ratios {
-        println!("  {one} / {other}: {:.2}", median(one) / median(other));
+        println!("  {one} / {other}: {:.2}", median(times, one) / median(times, other));
     }
 }
 
