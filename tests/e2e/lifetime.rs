@@ -213,10 +213,10 @@ fn what_a_killed_step_leaves_on_disk_the_next_run_removes() {
     assert_eq!(next(), "mizzen-afiles\nmizzen-linked\nmizzen-mydata\n");
     // A directory that is in use stays, although others start and end.
     let shared = cluster.run(&format!(
-        "{OLD} mizzen run --writable /shared/bb.sqsh sh -c 'echo mine > /file; sleep 2; cat /file' & sleep 0.7; \
-         for i in 1 2; do {OLD} mizzen run --writable /shared/bb.sqsh true; done; wait"
+        "{OLD} mizzen run --writable /shared/bb.sqsh sh -c 'echo mine > /file; until [ -e ~/go ]; do sleep 0.1; done; cat /file' & sleep 0.7; \
+         for i in 1 2; do {OLD} mizzen run --writable /shared/bb.sqsh true; done; cat /var/tmp/alice/*/upper/file; touch go; wait"
     ));
-    assert_out(&shared, 0, "mine\n");
+    assert_out(&shared, 0, "mine\nmine\n");
 }
 
 #[test]
