@@ -165,6 +165,7 @@ fn image_request(option: &str, value: &[u8], directory: &Path) -> Result<Request
     let config = Config::load(&state::lock().config_source()?)?;
     let request = Request::from_option(option, value, directory, &config)?;
     spank::unset_variable(SLURM_CONTAINER);
+    oci::spare_pmix()?;
     Ok(request)
 }
 
@@ -234,6 +235,11 @@ fn show(request: &Option<Request>) -> String {
     }
 }
 
+/// The value of Slurm's own `--container`. Its variable is the older way to learn it: Slurm leaves a value that was
+/// there before.
 fn slurms_own_option() -> Option<Vec<u8>> {
-    var_os(SLURM_CONTAINER).filter(|_| options::slurm_has_container()).map(OsStringExt::into_vec)
+    if !options::slurm_has_container() {
+        return None;
+    }
+    spank::own_option(c"container").or_else(|| var_os(SLURM_CONTAINER).map(OsStringExt::into_vec))
 }

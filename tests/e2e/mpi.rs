@@ -8,10 +8,10 @@ use mizzen_tests::images::{ImageTree, mpi, packed_once};
 use mizzen_tests::{Cluster, Output, Release, Spec};
 
 /// What the launcher says of an image whose MPI cannot talk to the node's PMIx: both sides and their versions.
-const OLD_CLIENT: &str = "node1: note: the image's Open MPI has PMIx 1.1.2 \
+const OLD_CLIENT: &str = "mizzen: note: node1: the image's Open MPI has PMIx 1.1.2 \
                           (/usr/lib/openmpi/mca_pmix_pmix112.so), which cannot talk to Slurm's PMIx ";
 /// The same of an MPI that does not know PMIx at all.
-const OTHER_CLIENT: &str = "node1: note: the image's MPICH (/usr/lib/libmpich.so.12) speaks PMI, and not PMIx as \
+const OTHER_CLIENT: &str = "mizzen: note: node1: the image's MPICH (/usr/lib/libmpich.so.12) speaks PMI, and not PMIx as \
                             Slurm does here; use --mpi=pmi2";
 
 #[test]

@@ -96,6 +96,9 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
             chosen.insert(name.clone(), (value.clone(), "image"));
         }
     }
+    for (name, value) in &facts.mpi_environment {
+        chosen.insert(name.clone(), (value.clone(), "what the image's MPI library has"));
+    }
     // A program inside has started this step: what it exported holds, as it would outside.
     if let Some(inside) = options.inside() {
         for (name, value) in host.iter().filter(|(name, _)| rule(name).is_none()) {

@@ -4,6 +4,7 @@
 mod environment;
 mod identity;
 mod mounts;
+mod mpi;
 mod root;
 mod show;
 
@@ -58,6 +59,8 @@ pub struct Facts {
     pub workdir_why: String,
     /// The node's time zone.
     pub time_zone: Option<String>,
+    /// Variables of Slurm's MPI plugin that need other values inside.
+    pub mpi_environment: Vec<(OsString, OsString)>,
     /// Where the helper for Slurm's commands listens, if there is one.
     pub commands: Option<String>,
 }
@@ -189,7 +192,9 @@ impl Plan {
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.remap_root);
         let mut notes = Vec::new();
-        let mounts = mounts::decide(options, tree, host, &identity, &mut notes)?;
+        let mut mpi = mpi::decide(tree, metadata, host, &identity);
+        notes.append(&mut mpi.notes);
+        let mounts = mounts::decide(options, tree, host, &identity, &mpi.directories, &mut notes)?;
         let root = root::decide(&options.writable, host)?;
         let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
         let skeletons = mounts::skeletons(&mounts, commands, tree)?;
@@ -200,6 +205,7 @@ impl Plan {
             workdir: workdir.value,
             workdir_why: workdir.why,
             time_zone: host.time_zone.clone(),
+            mpi_environment: mpi.variables,
             commands: options.step.as_ref().and_then(|step| step.commands.clone()),
         };
         let command = decide_command(options, tree, metadata, host);

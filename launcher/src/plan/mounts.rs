@@ -29,9 +29,23 @@ pub fn decide(
     tree: &dyn Tree,
     host: &Host,
     identity: &Identity,
+    mpi: &[(PathBuf, &'static str)],
     notes: &mut Vec<String>,
 ) -> Result<Vec<Mount>, Failure> {
     let mut wanted = defaults(options, tree, host, identity)?;
+    let there = |directory: &Path, wanted: &[Mount]| {
+        let same =
+            |mount: &Mount| matches!(&mount.what, What::Bind { source, .. } if *source == mount.target);
+        wanted.iter().any(|mount| same(mount) && directory.starts_with(&mount.target))
+    };
+    for (directory, why) in mpi {
+        if there(directory, &wanted) {
+            continue;
+        }
+        let what = What::Bind { source: directory.clone(), shape: Shape::Directory };
+        let (target, flags, why) = (directory.clone(), MountFlags::default(), (*why).to_owned());
+        wanted.push(Mount { what, target, flags, origin: None, why });
+    }
     for (option, origin) in &options.mounts {
         wanted.push(from_option(option, *origin, host).map_err(|failure| failure.about(origin.mounts()))?);
     }

@@ -17,13 +17,13 @@ use mizzen_core::Failure;
 use mizzen_core::failure::{cause, quote};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access, setsid};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::host::child_signals;
-use super::wire::{Answer, Order, Refusal};
+use super::wire::{Answer, FROM_TERMINAL, Order, Refusal};
 use super::{COMMANDS, inside, node_name};
 use crate::{report, sys};
 
@@ -162,8 +162,7 @@ enum Phase {
     Killed,
 }
 
-/// Waits for the command's end; sees to it when the shim or the owner ends before. Signals go to the process alone,
-/// not to its group: srun leaves there a process that cancels the step when srun was killed.
+/// Waits for the command's end; sees to it when the shim or the owner ends before.
 fn watch(pid: Pid, stream: &UnixStream, owner: BorrowedFd, ended: BorrowedFd) -> io::Result<Answer> {
     let mut phase = Phase::Running;
     loop {
@@ -194,6 +193,7 @@ fn watch(pid: Pid, stream: &UnixStream, owner: BorrowedFd, ended: BorrowedFd) ->
                 if shim_ended || watched[2].any() == Some(true) { end(pid) } else { Phase::Running }
             }
             Phase::Ending(until) if Instant::now() >= until => {
+                // Not its group: srun has a process there that cancels the step when srun was killed.
                 let _ = kill(pid, Signal::SIGKILL);
                 Phase::Killed
             }
@@ -210,9 +210,17 @@ fn timeout_until(until: Instant) -> PollTimeout {
 
 /// Tells the command to end.
 fn end(pid: Pid) -> Phase {
-    let _ = kill(pid, Signal::SIGTERM);
-    let _ = kill(pid, Signal::SIGCONT); // it may have been stopped
+    // One that is stopped is not woken up for this (srun would tell the user of a SIGCONT); it is killed later.
+    signal_group(pid, Signal::SIGTERM);
     Phase::Ending(Instant::now() + GRACE)
+}
+
+/// Signals the command and its children: a site's srun may be a script.
+fn signal_group(pid: Pid, signal: Signal) {
+    // Its group exists a moment later than the process.
+    if killpg(pid, signal).is_err() {
+        let _ = kill(pid, signal);
+    }
 }
 
 /// Gives the command the signals that the shim has got; false if the shim has ended.
@@ -221,10 +229,14 @@ fn hand_signals_on(mut stream: &UnixStream, pid: Pid) -> bool {
     match stream.read(&mut numbers) {
         Ok(0) | Err(_) => false,
         Ok(length) => {
-            let signals =
-                numbers[..length].iter().filter_map(|number| Signal::try_from(i32::from(*number)).ok());
-            for signal in signals {
-                let _ = kill(pid, signal);
+            for number in &numbers[..length] {
+                match Signal::try_from(i32::from(number & !FROM_TERMINAL)) {
+                    Ok(signal) if number & FROM_TERMINAL != 0 => signal_group(pid, signal),
+                    Ok(signal) => {
+                        let _ = kill(pid, signal);
+                    }
+                    Err(_) => {}
+                }
             }
             true
         }

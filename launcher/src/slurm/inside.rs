@@ -60,6 +60,8 @@ pub struct Inside {
     pub workdir: PathBuf,
     /// Its variables that name files of the image. Empty if the user wants no variables exported.
     pub variables: Variables,
+    /// What it called.
+    command: OsString,
 }
 
 impl Inside {
@@ -68,25 +70,35 @@ impl Inside {
     pub fn from_environment(environment: &[(OsString, OsString)]) -> Option<Inside> {
         let value = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
         let mut inside = Inside::decode(value(VARIABLE)?.as_bytes())?;
-        if value("SLURM_EXPORT_ENV").is_some_and(|list| !exports_all(list)) {
+        // `--export=NONE` and lists. sbatch leaves a note and then gives the job the environment of a login; srun
+        // leaves no note, and no PATH either.
+        let exported = if inside.command == "sbatch" {
+            value("SLURM_EXPORT_ENV").is_none_or(|list| exports_all(list))
+        } else {
+            value("PATH").is_some()
+        };
+        if !exported {
             inside.variables.clear();
         }
         Some(inside)
     }
 
     /// What a program has that calls a command now, if it is in a container that Slurm started.
-    fn of_caller(environment: &[(OsString, OsString)], workdir: &Path) -> Option<Inside> {
+    fn of_caller(command: &str, environment: &[(OsString, OsString)], workdir: &Path) -> Option<Inside> {
         let (_, request) = environment.iter().find(|(name, _)| name == request::VARIABLE)?;
         let Ok(Request::Container(container)) = Request::decode(request.as_bytes()) else { return None };
         let packed = |name: &OsStr| belongs_to_one_side(name) && name != "PWD" && name != "OLDPWD";
         let variables = environment.iter().filter(|(name, _)| packed(name)).cloned().collect();
-        Some(Inside { image: container.image, workdir: workdir.to_owned(), variables })
+        let workdir = workdir.to_owned();
+        Some(Inside { image: container.image, workdir, variables, command: command.into() })
     }
 
     /// Text for [`VARIABLE`], and the names of variables for which it has no room. The longest ones have none.
     fn encode(&self) -> (String, Vec<OsString>) {
         let path = |path: &Path| escape(path.as_os_str().as_bytes());
-        let mut text = format!("image={}&workdir={}", path(&self.image), path(&self.workdir));
+        let (image, workdir) = (path(&self.image), path(&self.workdir));
+        let command = escape(self.command.as_bytes());
+        let mut text = format!("image={image}&workdir={workdir}&command={command}");
         let mut fields: Vec<(&OsStr, String)> = self
             .variables
             .iter()
@@ -108,13 +120,14 @@ impl Inside {
     }
 
     fn decode(text: &[u8]) -> Option<Inside> {
-        let (mut image, mut workdir, mut variables) = (None, None, Vec::new());
+        let (mut image, mut workdir, mut command, mut variables) = (None, None, None, Vec::new());
         for pair in text.split(|byte| *byte == b'&') {
             let equals = pair.iter().position(|byte| *byte == b'=')?;
             let value = unescape(&pair[equals + 1..]).filter(|value| !value.contains(&0))?;
             let place = match &pair[..equals] {
                 b"image" => &mut image,
                 b"workdir" => &mut workdir,
+                b"command" => &mut command,
                 b"variable" => {
                     let equals = value.iter().position(|byte| *byte == b'=')?;
                     let name = OsString::from_vec(value[..equals].to_vec());
@@ -126,12 +139,12 @@ impl Inside {
                 }
                 _ => return None,
             };
-            let path = PathBuf::from(OsString::from_vec(value));
-            if !path.is_absolute() || place.replace(path).is_some() {
+            if place.replace(OsString::from_vec(value)).is_some() {
                 return None;
             }
         }
-        Some(Inside { image: image?, workdir: workdir?, variables })
+        let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+        Some(Inside { image: absolute(image?)?, workdir: absolute(workdir?)?, variables, command: command? })
     }
 }
 
@@ -153,7 +166,7 @@ fn is_ours(name: &OsStr) -> bool {
 /// The environment that leaves the container with a command (runs inside), and the names of variables that are too
 /// long to come back in the new step.
 pub fn leaving(command: &str, environment: Variables, workdir: &Path) -> (Variables, Vec<OsString>) {
-    let inside = Inside::of_caller(&environment, workdir).filter(|_| LAUNCHERS.contains(&command));
+    let inside = Inside::of_caller(command, &environment, workdir).filter(|_| LAUNCHERS.contains(&command));
     let stays = |name: &OsStr| belongs_to_one_side(name) || is_ours(name);
     let mut leaving: Variables = environment.into_iter().filter(|(name, _)| !stays(name)).collect();
     let mut left_out = Vec::new();
@@ -198,6 +211,10 @@ mod tests {
         ])
     }
 
+    fn on_host() -> impl Iterator<Item = (OsString, OsString)> {
+        pairs(&[("PATH", "/usr/bin"), ("PERL5LIB", "/site"), ("HOME", "/x"), ("PWD", "/spool")]).into_iter()
+    }
+
     fn names(variables: &[(OsString, OsString)]) -> Vec<&str> {
         variables.iter().map(|(name, _)| name.to_str().unwrap()).collect()
     }
@@ -207,7 +224,7 @@ mod tests {
         let (leaving, left_out) = leaving("srun", of_script(), Path::new("/opt/app"));
         let outside = ["OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_MIZZEN_REQUEST", "SLURM_MIZZEN_INSIDE"];
         assert_eq!((names(&leaving), left_out), (outside.to_vec(), Vec::new()));
-        let inside = Inside::from_environment(&leaving).unwrap();
+        let inside = Inside::from_environment(&arriving(leaving, on_host(), Path::new("/"))).unwrap();
         assert_eq!((inside.image, inside.workdir), ("/shared/tf.sqsh".into(), "/opt/app".into()));
         let mut expected = of_script();
         expected.truncate(4);
@@ -219,9 +236,8 @@ mod tests {
 
     #[test]
     fn the_hosts_commands_get_the_hosts_values() {
-        let hosts = pairs(&[("PATH", "/usr/bin"), ("PERL5LIB", "/site"), ("HOME", "/x"), ("PWD", "/spool")]);
         // Also when a shim sends what it should not.
-        let command = arriving(of_script(), hosts.into_iter(), Path::new("/"));
+        let command = arriving(of_script(), on_host(), Path::new("/"));
         let expected = [
             ("OMP_NUM_THREADS", "4"),
             ("SLURM_JOB_ID", "7"),
@@ -249,15 +265,24 @@ mod tests {
 
     #[test]
     fn export_none_is_respected() {
-        let with = |list: &str| {
-            let (mut variables, _) = leaving("srun", of_script(), Path::new("/opt/app"));
-            variables.push(("SLURM_EXPORT_ENV".into(), list.into()));
-            Inside::from_environment(&variables).unwrap()
+        let count = |command: &str, more: &[(&str, &str)]| {
+            let (mut variables, _) = leaving(command, of_script(), Path::new("/opt/app"));
+            variables.extend(pairs(more));
+            let inside = Inside::from_environment(&variables).unwrap();
+            assert_eq!(inside.workdir, Path::new("/opt/app"));
+            inside.variables.len()
         };
-        for (list, count) in [("ALL", 4), ("all,X=1", 4), ("NONE", 0), ("NIL", 0), ("HOME,X=1", 0)] {
-            let inside = with(list);
-            assert_eq!((inside.variables.len(), inside.workdir), (count, "/opt/app".into()), "{list}");
+        let path = ("PATH", "/usr/bin");
+        assert_eq!((count("srun", &[path]), count("srun", &[])), (4, 0), "srun --export=NONE leaves no PATH");
+        assert_eq!(
+            count("srun", &[path, ("SLURM_EXPORT_ENV", "NONE")]),
+            4,
+            "srun --export=ALL in such a job"
+        );
+        for (list, expected) in [("ALL", 4), ("all,X=1", 4), ("NONE", 0), ("NIL", 0), ("HOME,X=1", 0)] {
+            assert_eq!(count("sbatch", &[path, ("SLURM_EXPORT_ENV", list)]), expected, "{list}");
         }
+        assert_eq!(count("sbatch", &[path]), 4);
     }
 
     #[test]
@@ -267,6 +292,7 @@ mod tests {
             image: Path::new("/").join(&wild),
             workdir: Path::new("/").join(&wild),
             variables: vec![("PATH".into(), wild), ("LD_=".into(), "".into())],
+            command: "srun".into(),
         };
         let (text, _) = inside.encode();
         assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
@@ -277,17 +303,18 @@ mod tests {
             "",
             "image=/a",
             "workdir=/a",
-            "image=/a&workdir=b",
-            "image=/a&image=/b&workdir=/",
-            "image=/a&workdir=/b&other=1",
-            "image=/a&workdir=/b&variable=PATH",
-            "image=/a&workdir=/b&variable=PATH%3Da%00b",
-            "image=/a%0&workdir=/b",
-            "image=/a&workdir=/b&",
+            "image=/a&workdir=/b",
+            "image=/a&workdir=b&command=srun",
+            "image=/a&image=/b&workdir=/&command=srun",
+            "image=/a&workdir=/b&command=srun&other=1",
+            "image=/a&workdir=/b&command=srun&variable=PATH",
+            "image=/a&workdir=/b&command=srun&variable=PATH%3Da%00b",
+            "image=/a%0&workdir=/b&command=srun",
+            "image=/a&workdir=/b&command=srun&",
         ] {
             assert_eq!(Inside::decode(text.as_bytes()), None, "{text}");
         }
-        let forged = b"image=/a&workdir=/b&variable=HOME%3D/evil&variable=PATH%3D/x";
+        let forged = b"image=/a&workdir=/b&command=srun&variable=HOME%3D/evil&variable=PATH%3D/x";
         assert_eq!(Inside::decode(forged).unwrap().variables, pairs(&[("PATH", "/x")]));
     }
 
@@ -295,7 +322,7 @@ mod tests {
     fn the_longest_are_left_out_when_there_is_no_room() {
         let long = "/a:".repeat(50_000);
         let variables = pairs(&[("LD_PRELOAD", long.as_str()), ("PATH", "/bin"), ("ENV", &long[..90_000])]);
-        let inside = Inside { image: "/i".into(), workdir: "/".into(), variables };
+        let inside = Inside { image: "/i".into(), workdir: "/".into(), variables, command: "srun".into() };
         let (text, left_out) = inside.encode();
         assert!(text.len() <= LIMIT);
         assert_eq!(left_out, ["LD_PRELOAD"]);

@@ -22,7 +22,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getuid;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::wire::{Answer, Inherited, Order, Refusal};
+use super::wire::{Answer, FROM_TERMINAL, Inherited, Order, Refusal};
 use super::{HOST_VARIABLE, inside};
 use crate::{report, report_note, sys};
 
@@ -144,19 +144,20 @@ fn wait(mut stream: &UnixStream, signals: &SignalFd) -> std::io::Result<Option<A
             };
         }
         while let Some(signal) = signals.read_signal()? {
-            hand_on(stream, signal.ssi_signo);
+            hand_on(stream, signal.ssi_signo, signal.ssi_code == libc::SI_KERNEL);
         }
     }
 }
 
 /// A helper that is gone shows in the next poll.
-fn hand_on(mut stream: &UnixStream, number: u32) {
-    if number == Signal::SIGTSTP as u32 {
-        // The kernel ignores SIGTSTP in a session without a terminal, where the command is.
-        let _ = stream.write_all(&[Signal::SIGSTOP as u8]);
+fn hand_on(mut stream: &UnixStream, number: u32, from_kernel: bool) {
+    let Ok(number) = u8::try_from(number) else { return };
+    let stop = number == Signal::SIGTSTP as u8;
+    // The kernel ignores SIGTSTP in a session without a terminal, where the command is.
+    let number = if stop { Signal::SIGSTOP as u8 } else { number };
+    let _ = stream.write_all(&[if from_kernel { number | FROM_TERMINAL } else { number }]);
+    if stop {
         let _ = raise(Signal::SIGSTOP);
-    } else if let Ok(number) = u8::try_from(number) {
-        let _ = stream.write_all(&[number]);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! 1. The shim sends one byte with four descriptors: a memory file with the [`Order`] (argv and environment may be
 //!    megabytes) and its standard streams.
-//! 2. Then one byte for each signal that the command shall get.
+//! 2. Then one byte for each signal that the command shall get, with [`FROM_TERMINAL`] where a terminal sent it.
 //! 3. The helper sends the [`Answer`] and closes. Closing without an answer means that it was killed.
 
 use std::ffi::OsString;
@@ -15,6 +15,9 @@ use nix::sys::stat::{Mode, umask};
 
 /// Both ends are the same program, unless it was replaced while the job ran.
 const VERSION: &[u8] = b"mizzen slurm 1";
+
+/// A terminal signals all processes in its foreground, so the command's children get it too.
+pub const FROM_TERMINAL: u8 = 0x80;
 
 /// The limits that Slurm hands from srun and sbatch to the tasks: `ulimit -s unlimited` in a batch script counts.
 const LIMITS: [Resource; 10] = [
