@@ -1,0 +1,390 @@
+//! Slurm's commands, called by programs in a container whose image has none of them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
+
+use std::time::Duration;
+
+use mizzen_tests::check::{assert_failed, assert_out};
+use mizzen_tests::images::ImageTree;
+use mizzen_tests::{Cluster, Output, Release, Spec, User};
+
+/// One node, so that what is left on it can be seen.
+fn start(name: &str) -> Cluster {
+    start_release(name, Release::Slurm22_05)
+}
+
+fn start_release(name: &str, release: Release) -> Cluster {
+    with_image(Cluster::start(Spec { nodes: 1, release, ..Cluster::spec(name) }).unwrap())
+}
+
+fn with_image(cluster: Cluster) -> Cluster {
+    let image = ImageTree::busybox().unwrap();
+    image.file("etc/profile", "export PATH=/usr/bin:/bin\n").unwrap();
+    image.program("opt/app/inside", "#!/bin/sh\necho inside in $(pwd)\n").unwrap();
+    cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
+    cluster
+}
+
+/// Runs a batch job whose script runs inside, and gives back what it printed.
+fn batch(cluster: &Cluster, script: &str) -> Output {
+    let script = if script.starts_with("#!") { script.to_owned() } else { format!("#!/bin/sh\n{script}\n") };
+    let quoted = script.replace('\'', r"'\''");
+    cluster.run(&format!(
+        "export PATH=$HOME/bin:$PATH; rm -f out; printf %s '{quoted}' > job.sh; \
+         sbatch --quiet --wait --output=out --container=/shared/bb.sqsh job.sh >/dev/null; code=$?; cat out; exit $code"
+    ))
+}
+
+/// No process of Alice's is on the node, soon.
+fn assert_nothing_left(cluster: &Cluster) {
+    let script = "for i in $(seq 80); do ps -u alice -o args= | grep -vE 'ps -u|defunct' || exit 0; sleep 0.1; done; exit 1";
+    let left = cluster.run_on("node1", User::Root, script);
+    assert_eq!(left.code, 0, "{}", left.text());
+    assert!(cluster.all_idle());
+}
+
+#[test]
+fn they_end_and_talk_as_on_the_host() {
+    let cluster = start("commands");
+    let done = batch(
+        &cluster,
+        r#"
+srun hostname; echo "code $?"
+srun sh -c 'exit 7' 2>/dev/null; echo "code $?"
+srun sh -c 'kill -KILL $$' 2>/dev/null; echo "code $?"
+echo hi | srun cat | tr h H
+srun sh -c 'echo error >&2' 2>&1 >/dev/null
+srun hostname <&-
+srun hostname >&- 2>&-; echo "code $?"
+srun --no-such-option 2>/dev/null; echo "code $?"
+srun sh -c 'echo $#' sh '' 'a b' '*'
+"#,
+    );
+    let expected = "node1\ncode 0\ncode 7\ncode 137\nHi\nerror\nnode1\ncode 0\ncode 255\n3\n";
+    assert_out(&done, 0, expected);
+    let done = batch(
+        &cluster,
+        r#"
+squeue --noheader --format=%i | grep -cx $SLURM_JOB_ID
+scontrol show job $SLURM_JOB_ID | grep -c "JobId=$SLURM_JOB_ID "
+sinfo --noheader --format=%N
+echo content > file; sbcast file $HOME/copied && cat copied
+held=$(sbatch --parsable --hold --wrap true); scancel $held; squeue --noheader --jobs=$held; echo "code $?"
+sacct 2>&1; echo "code $?"
+"#,
+    );
+    let accounting = "Slurm accounting storage is disabled\ncode 1\n";
+    assert_out(&done, 0, &format!("1\n1\nnode1\ncontent\ncode 0\n{accounting}"));
+    // Another job, submitted and waited for from within this one; the controller has room for both.
+    let nested = batch(
+        &cluster,
+        "#SBATCH --ntasks=1\nsbatch --wait --quiet --ntasks=1 --output=nested --wrap 'srun hostname; exit 5'; echo \"code $?\"; cat nested",
+    );
+    assert_out(&nested, 0, "code 5\nnode1\n");
+    assert_nothing_left(&cluster);
+}
+
+#[test]
+fn every_release_has_them() {
+    for release in Release::ALL {
+        let cluster = start_release(&format!("commands-{}", release.version()), release);
+        let done = batch(
+            &cluster,
+            "srun hostname; srun sh -c 'exit 7' 2>/dev/null; echo $?; squeue --noheader --format=%i | grep -cx $SLURM_JOB_ID",
+        );
+        assert_out(&done, 0, "node1\n7\n1\n");
+        assert_nothing_left(&cluster);
+    }
+}
+
+#[test]
+fn signals_reach_them() {
+    let cluster = start("command-signals");
+    // The task catches what srun hands on.
+    let caught = batch(
+        &cluster,
+        r#"
+srun sh -c 'trap "echo usr1; exit 3" USR1; echo ready; while :; do sleep 0.1; done' > log 2>/dev/null & shim=$!
+while ! grep -q ready log; do sleep 0.1; done
+kill -USR1 $shim; wait $shim; echo "code $?"; cat log
+"#,
+    );
+    assert_out(&caught, 0, "code 3\nready\nusr1\n");
+    // However the shim ends, the step does.
+    for (signal, code) in [("TERM", 137), ("KILL", 137)] {
+        let ended = batch(
+            &cluster,
+            &format!(
+                "srun sleep 100 2>/dev/null & shim=$!; sleep 1; squeue --steps --noheader --format=%i | grep -c '[.]0$'; \
+                 kill -{signal} $shim; wait $shim; echo \"code $?\"; \
+                 for i in $(seq 80); do squeue --steps --noheader --format=%i | grep -q '[.]0$' || break; sleep 0.1; done; \
+                 squeue --steps --noheader --format=%i | grep -c '[.]0$'"
+            ),
+        );
+        let told = ended.stdout.starts_with("1\n") && ended.stdout.ends_with(&format!("code {code}\n0\n"));
+        assert!(told, "{signal}: {}", ended.text());
+    }
+    // Also where the site's srun is a script, and where the command does not listen.
+    let wrapped = r#"#!/bin/bash
+/usr/bin/srun "$@"
+"#;
+    let deaf = r#"#!/bin/bash
+trap "" TERM; while :; do sleep 0.2; done
+"#;
+    cluster.run(&format!(
+        "mkdir bin; printf %s '{wrapped}' > bin/srun; printf %s '{deaf}' > bin/sacct; chmod +x bin/*"
+    ));
+    let ended = batch(
+        &cluster,
+        "srun sleep 100 2>/dev/null & sleep 1; kill -KILL $!; \
+         for i in $(seq 80); do squeue --steps --noheader --format=%i | grep -q '[.]0$' || break; sleep 0.1; done; \
+         squeue --steps --noheader --format=%i | grep -c '[.]0$'; \
+         sacct & sleep 1; kill -KILL $!; sleep 1; ps | grep -c '[s]acct$'; sleep 6; ps | grep -c '[s]acct$'",
+    );
+    assert_eq!(ended.stdout.replace("Killed\n", ""), "0\n1\n0\n", "{}", ended.text());
+    cluster.run("rm -r bin");
+    // What the caller ignores is not handed on.
+    let ignored = batch(
+        &cluster,
+        "trap '' HUP; srun sh -c 'sleep 1; echo done' & shim=$!; trap - HUP; sleep 0.5; kill -HUP $shim; wait $shim; echo \"code $?\"",
+    );
+    assert_out(&ignored, 0, "done\ncode 0\n");
+    // A stopped shim has a stopped command: no answer before both go on.
+    let stopped = batch(
+        &cluster,
+        r#"
+srun sh -c 'while :; do echo x; sleep 0.1; done' > log 2>/dev/null & shim=$!; sleep 1; kill -TSTP $shim; sleep 0.5
+grep -c '^State:.T' /proc/$shim/status
+lines=$(wc -l < log); sleep 1; test $lines != 0 && test $lines = $(wc -l < log) && echo stopped
+kill -CONT $shim; sleep 1; test $lines = $(wc -l < log) || echo continued
+kill -TERM $shim; wait $shim; echo "code $?"
+"#,
+    );
+    assert_out(&stopped, 0, "1\nstopped\ncontinued\ncode 137\n");
+    // A cancelled job takes everything with it.
+    let cancelled = cluster.run(
+        "printf '#!/bin/sh\\nsrun sleep 100 & srun --overlap sleep 100\\n' > job.sh; \
+         job=$(sbatch --parsable --output=out --container=/shared/bb.sqsh job.sh); sleep 2; scancel $job",
+    );
+    assert_eq!(cancelled.code, 0, "{}", cancelled.text());
+    assert_nothing_left(&cluster);
+}
+
+#[test]
+fn a_terminal_works_through_them() {
+    let cluster = start("command-terminal");
+    let run_typing = |keys: &str, command: &str| {
+        // srun --pty types a NUL first, also without mizzen.
+        cluster.run(&format!(
+            "printf '%s\\n' '{command}' > session; script --quiet --return --command \
+             'srun --quiet --pty --container=/shared/bb.sqsh sh session' /dev/null < <(exec 2>/dev/null; {keys} sleep 5 >/dev/null) | tr -d '\\r' | sed 's/\\^@//g'"
+        ))
+    };
+    let run = |command: &str| run_typing("", command);
+    let size = run(
+        "stty rows 33 cols 77; srun --overlap --pty stty size; srun --overlap --pty test -t 0; echo code $?",
+    );
+    assert_out(&size, 0, "33 77\ncode 0\n");
+    // A window that changes while the command runs.
+    let changed = run(
+        "stty rows 33 cols 77; (sleep 1; stty rows 40 cols 90 <&1) & srun --overlap --pty sh -c \"sleep 2; stty size\"",
+    );
+    assert_out(&changed, 0, "40 90\n");
+    // The terminal's modes come back.
+    let modes =
+        run("stty -g > before; srun --overlap --pty true; stty -g > after; cmp before after && echo same");
+    assert_out(&modes, 0, "same\n");
+    // A key reaches the command once: srun asks for a second Ctrl-C.
+    let command = "trap : INT; srun --overlap sleep 100 2>log; grep -oE \"interrupt|sending Ctrl-C\" log";
+    let keys = run_typing("sleep 2; printf '\\003'; sleep 0.5; printf '\\003';", command);
+    assert_out(&keys, 0, "^C^Cinterrupt\nsending Ctrl-C\n");
+    assert_nothing_left(&cluster);
+}
+
+#[test]
+fn the_images_variables_stay_inside() {
+    let cluster = start("command-environment");
+    // What would break or mislead the host's srun does not reach it; the user's own variables do.
+    let done = batch(
+        &cluster,
+        r#"
+export LD_LIBRARY_PATH=/poison LD_PRELOAD=/poison.so GCONV_PATH=/poison PYTHONPATH=/poison MINE=mine
+srun=$(command -v srun); PATH=/poison
+"$srun" /bin/true; echo "code $?"
+"$srun" --quiet --container=none /usr/bin/env | /bin/grep -E '^(LD_|GCONV|PYTHONPATH|MINE|SLURM_MIZZEN_HOST)'
+"#,
+    );
+    assert_out(&done, 0, "code 0\nMINE=mine\n");
+    // Long lists of words and variables.
+    let long = batch(
+        &cluster,
+        r#"
+x=$(seq -w 1 25000 | tr '\n' ' '); x=$(echo "$x" | head -c 100000)
+export A="$x" B="$x"
+srun sh -c 'echo ${#A} ${#B} ${#1}' sh "$x"
+"#,
+    );
+    assert_out(&long, 0, "100000 100000 100000\n");
+    // The real command is what PATH says on the host. It is a process like any other there: no descriptors but the
+    // three, no signal blocked or ignored, a session of its own, the directory of its caller.
+    let real = r#"#!/bin/bash
+ls /proc/self/fd | wc -l
+# Without signal 32, which Slurm itself has every task ignore.
+grep -E "^Sig(Blk|Ign)" /proc/self/status | while read -r key mask; do echo $key $((0x$mask & 0x7fffffff)); done
+test $(ps -o sid= -p $$) = $$ && echo own session
+echo "$(pwd) $PWD"
+test -e /usr/bin/sbatch && echo on the host
+test -z "$1" || kill -SEGV $$
+"#;
+    cluster.run(&format!("mkdir bin sub; printf %s '{real}' > bin/sacct; chmod +x bin/sacct"));
+    let process = batch(
+        &cluster,
+        "trap '' USR1; exec 7</etc/passwd; cd sub; sacct x; echo \"code $?\"; cd /opt/app; sacct | tail -n 2",
+    );
+    let expected = "4\nSigBlk: 0\nSigIgn: 0\nown session\n\
+                    /home/alice/sub /home/alice/sub\non the host\nSegmentation fault\ncode 139\n/ /\non the host\n";
+    assert_out(&process, 0, expected);
+    // Limits and the mask of files are handed on as by the real srun.
+    let limits =
+        batch(&cluster, "umask 027; ulimit -S -s 4096; ulimit -S -c 0; srun sh -c 'umask; ulimit -s'");
+    assert_out(&limits, 0, "0027\n4096\n");
+    assert_nothing_left(&cluster);
+}
+
+#[test]
+fn the_new_step_has_the_images_variables_again() {
+    let cluster = start("command-inside");
+    let done = batch(
+        &cluster,
+        r#"
+export LD_LIBRARY_PATH=/opt/lib PYTHONPATH=/opt/python MINE=mine PATH=$PATH:/opt/app
+srun sh -c 'echo $LD_LIBRARY_PATH $PYTHONPATH $MINE'
+cd /opt/app; srun pwd; srun inside
+srun env | grep -c SLURM_MIZZEN_INSIDE
+srun --export=NONE /bin/sh -c 'echo "none: $LD_LIBRARY_PATH"; pwd'
+srun --container=none sh -c 'echo "host: $LD_LIBRARY_PATH"; cd; pwd'
+sbatch --wait --quiet --output=$HOME/nested --wrap 'echo $LD_LIBRARY_PATH; inside' ; cat ~/nested
+"#,
+    );
+    let expected = "/opt/lib /opt/python mine\n/opt/app\ninside in /opt/app\n0\nnone: \n/opt/app\nhost: \n/home/alice\n/opt/lib\ninside in /opt/app\n";
+    assert_out(&done, 0, expected);
+    let login = batch(&cluster, "#!/bin/sh -l\necho $PATH; srun hostname");
+    assert_out(&login, 0, "/usr/bin:/bin\nnode1\n");
+}
+
+#[test]
+fn many_at_once() {
+    let cluster = start("command-crowd");
+    let done = batch(
+        &cluster,
+        r#"
+for i in $(seq 20); do srun --overlap --ntasks=1 sh -c "echo $i" & done | sort -n | tr '\n' ' '
+for i in $(seq 20); do scontrol show job $SLURM_JOB_ID > show.$i & done; wait
+cat show.* | grep -c JobName
+"#,
+    );
+    let numbers: String = (1..=20).map(|number| format!("{number} ")).collect();
+    assert_out(&done, 0, &format!("{numbers}20\n"));
+    assert_ends_clean(&cluster);
+}
+
+#[test]
+fn cgroups_do_not_matter() {
+    let spec = Spec { nodes: 1, cgroup_v1: true, ..Cluster::spec("command-cgroups") };
+    let cluster = with_image(Cluster::start(spec).unwrap());
+    assert_out(&batch(&cluster, "srun hostname; srun sh -c 'exit 7' 2>/dev/null"), 7, "node1\n");
+    assert_ends_clean(&cluster);
+}
+
+/// The script's end ends what it left running.
+fn assert_ends_clean(cluster: &Cluster) {
+    let left = batch(
+        cluster,
+        "srun sleep 100 >/dev/null 2>&1 & squeue --iterate=1 >/dev/null 2>&1 & sleep 1; echo end",
+    );
+    assert_out(&left, 0, "end\n");
+    assert_nothing_left(cluster);
+}
+
+#[test]
+fn without_a_helper_the_message_is_clear() {
+    let cluster = start("command-helper");
+    let killed = batch(
+        &cluster,
+        r#"
+srun sleep 100 2>message & shim=$!; sleep 1
+for status in /proc/[0-9]*/status; do grep -q 'Name:.mizzen-slurm' $status && kill -KILL $(echo $status | tr -cd 0-9); done
+wait $shim; echo "code $?"; cat message
+srun hostname 2>&1; echo "code $?"
+unset SLURM_MIZZEN_HOST; srun hostname 2>&1; echo "code $?"
+"#,
+    );
+    let out = &killed.stdout;
+    let answers = [
+        "helper outside the container was killed",
+        "helper outside the container does not answer",
+        "SLURM_MIZZEN_HOST is not set",
+    ];
+    for (answer, code) in answers.iter().zip(["125", "125", "127"]) {
+        assert_eq!(out.matches("mizzen: srun: ").count(), 3, "{}", killed.text());
+        assert!(
+            out.contains(answer) && out.contains(&format!("code {code}\n")),
+            "{answer}: {}",
+            killed.text()
+        );
+    }
+    assert_nothing_left(&cluster);
+    // A command that the node does not have: Debian 12 ships no scrontab.
+    let missing = batch(&cluster, "scrontab -l 2>&1; echo \"code $?\"");
+    assert!(missing.stdout.starts_with("mizzen: scrontab: no such command on node1\n"), "{}", missing.text());
+    assert!(missing.stdout.ends_with("code 127\n"), "{}", missing.text());
+}
+
+#[test]
+fn other_users_are_kept_out() {
+    let cluster = start("command-users");
+    cluster.run(
+        "printf '#!/bin/sh\\necho $SLURM_MIZZEN_HOST > name.new; mv name.new name; sleep 100\\n' > job.sh; \
+         sbatch --quiet --output=out --container=/shared/bb.sqsh job.sh",
+    );
+    let name = (0..100)
+        .find_map(|_| {
+            std::thread::sleep(Duration::from_millis(100));
+            Some(cluster.run("cat name 2>/dev/null").stdout.trim().to_owned()).filter(|name| !name.is_empty())
+        })
+        .expect("the job starts");
+    let by_hand = |user: User, words: &str| {
+        let script = format!(
+            "mkdir -p /tmp/{u}; ln -sf /usr/bin/mizzen /tmp/{u}/srun; export SLURM_MIZZEN_HOST={name}; {words}",
+            u = user.name()
+        );
+        cluster.run_on("node1", user, &script)
+    };
+    // Her own shim, as root inside too: the kernel translates who is who.
+    assert_out(&by_hand(User::Alice, "/tmp/alice/srun --version | cut -d. -f1"), 0, "slurm-wlm 22\n");
+    let as_root = by_hand(
+        User::Alice,
+        "mizzen run --remap-root -m /usr/bin/mizzen:/bin/srun /shared/bb.sqsh sh -c 'id -u; srun --version | cut -d. -f1'",
+    );
+    assert_out(&as_root, 0, "0\nslurm-wlm 22\n");
+    // A shim does not talk to another user's helper, nor a helper to another user's program.
+    for user in [User::Bob, User::Root] {
+        let home = user.name();
+        assert_failed(
+            &by_hand(user, &format!("/tmp/{home}/srun --version")),
+            125,
+            "has been replaced by another user's",
+        );
+        let raw = "perl -MSocket -e 'socket(my $s, AF_UNIX, SOCK_STREAM, 0) or die; \
+                   connect($s, pack(\"S a*\", AF_UNIX, \"\\0$ENV{SLURM_MIZZEN_HOST}\")) or die \"connect: $!\"; \
+                   my $n = sysread($s, my $x, 1); print defined $n ? \"end\\n\" : \"$!\\n\"'";
+        assert_out(&by_hand(user, raw), 0, "end\n");
+    }
+    // What a program of her own may send that is no shim: the helper lives on.
+    let noise = "perl -MSocket -e 'for my $text (\"\", \"O\", \"x\" x 100000) { socket(my $s, AF_UNIX, SOCK_STREAM, 0) or die; \
+                 connect($s, pack(\"S a*\", AF_UNIX, \"\\0$ENV{SLURM_MIZZEN_HOST}\")) or die; $SIG{PIPE} = \"IGNORE\"; \
+                 syswrite($s, $text); shutdown($s, 1); 1 while sysread($s, my $x, 100); }'; /tmp/alice/srun --version | cut -d. -f1";
+    assert_out(&by_hand(User::Alice, noise), 0, "slurm-wlm 22\n");
+    cluster.run("scancel --user=alice");
+    assert_nothing_left(&cluster);
+}
