@@ -79,8 +79,11 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
     if let Some(zone) = &facts.time_zone {
         chosen.insert("TZ".into(), (zone.into(), "the node's time zone"));
     }
+    // Those of another step mean nothing here.
     let between = [slurm::HOST_VARIABLE, slurm::inside::VARIABLE];
-    for (name, value) in host.iter().filter(|(name, _)| !between.iter().any(|ours| name == *ours)) {
+    let of_other_step =
+        |name: &OsString| options.step.is_some() && between.iter().any(|between| name == *between);
+    for (name, value) in host.iter().filter(|(name, _)| !of_other_step(name)) {
         let kept = match rule(name) {
             Some(Rule::Drop) => false,
             Some(Rule::Host) => true,

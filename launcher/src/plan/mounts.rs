@@ -17,8 +17,8 @@ use crate::slurm;
 
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
-/// Where login shells look for commands that are not the system's: they reset PATH.
-const LOGIN_PATH: &str = "/usr/local/bin";
+/// Where every login shell looks for commands: they reset PATH.
+const LOGIN_PATH: &str = "/usr/bin";
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
 const IMAGE_OWNED: [&str; 11] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];

@@ -223,7 +223,8 @@ fn rebuilt_with_places(plan: &Plan, image: &Path) -> Result<(), Failure> {
     let image = open_directory(image)?;
     let top = open_directory(Path::new(ROOT))?;
     bind(image.as_fd(), top.as_fd()).map_err(|e| in_container(Path::new("/"), e))?;
-    for skeleton in &plan.skeletons {
+    // Links alone are not worth so many mounts: they are for login shells, others find the commands through PATH.
+    for skeleton in plan.skeletons.iter().filter(|skeleton| !skeleton.added.is_empty()) {
         let root = open_directory(Path::new(ROOT))?;
         let failed = |errno| in_container(&skeleton.directory, errno);
         let old = open_in_root(root.as_fd(), &skeleton.directory).map_err(failed)?;
