@@ -41,9 +41,10 @@ install:
 	install -d $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d
 	sed 's|@PREFIX@|$(PREFIX)|' conf/plugstack.conf.d/mizzen.conf \
 	  > $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
-	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
+	install -d $(SHARE)/man/man1 $(SHARE)/man/man7 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	  $(SHARE)/fish/vendor_completions.d
 	$(FROM)/mizzen man $(SHARE)/man/man1
+	mv $(SHARE)/man/man1/*.7 $(SHARE)/man/man7
 	$(FROM)/mizzen completions bash > $(SHARE)/bash-completion/completions/mizzen
 	$(FROM)/mizzen completions zsh > $(SHARE)/zsh/site-functions/_mizzen
 	$(FROM)/mizzen completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish

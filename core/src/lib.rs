@@ -11,6 +11,7 @@ pub mod image;
 pub mod options;
 pub mod request;
 pub mod settings;
+pub mod slurm_options;
 pub mod wire;
 
 pub use config::Config;

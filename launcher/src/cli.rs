@@ -74,7 +74,7 @@ pub enum Command {
     },
     /// Write the man pages into a directory
     Man {
-        /// Where mizzen.1 and the pages of the commands go
+        /// Where mizzen.1, the pages of the commands and mizzen-slurm.7 go
         directory: PathBuf,
     },
 }

@@ -5,6 +5,7 @@ mod doctor;
 mod host;
 mod image;
 mod inspect;
+mod manual;
 mod options;
 mod pipeline;
 mod plan;
@@ -65,8 +66,7 @@ fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "mizzen", &mut std::io::stdout());
             Ok(())
         }
-        Command::Man { directory } => clap_mangen::generate_to(Cli::command(), &directory)
-            .map_err(|error| Failure::new(format!("{}: {error}", directory.display()))),
+        Command::Man { directory } => manual::write_pages(&directory),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -78,21 +78,26 @@ fn demo() -> Result<()> {
         ("A real Slurm cluster, thrown away at the end.", "sinfo"),
         ("Jobs without a container are not touched.", "srun -N2 hostname"),
         (
-            "A container by hand: the image's system, your own files and identity, nothing unpacked.",
-            "mizzen run /shared/tf.sqsh sh -c 'cat /etc/os-release; id -un; pwd'",
+            "The same in a container: the image's system, your own identity and files, one container on each node.",
+            "srun -N2 -n4 -l --container=/shared/tf.sqsh sh -c '. /etc/os-release; echo $PRETTY_NAME, $(id -un), $(pwd)'",
         ),
         (
-            "What it would do, and why.",
-            "mizzen plan -m /shared:/data:ro /shared/tf.sqsh ls | grep -E 'mount|places'",
+            "A batch script runs inside, and calls srun there although the image has no Slurm.",
+            "printf '#!/bin/sh\\n#SBATCH --container=/shared/tf.sqsh\\nhead -n 1 /etc/os-release; srun -n2 hostname\\n' > job.sh; \
+             sbatch --wait --quiet --output=out.txt job.sh; cat out.txt",
+        ),
+        (
+            "Files of the node, and how long the start took.",
+            "srun --container=/shared/tf.sqsh --container-mounts=/shared:/data:ro --container-verbose ls /data",
         ),
         ("A mistake is refused before it waits in the queue.", "srun --container=tff.sqsh hostname"),
         (
-            "From Slurm (not yet): what cannot start in its container does not start at all.",
-            "srun -N2 --container=/shared/tf.sqsh hostname",
+            "What cannot start in its container does not start at all, and says why once on each node.",
+            "srun -N2 -n4 --container=/shared/tf.sqsh --container-mounts=/nosuch:/data ls /data",
         ),
         (
-            "The same in batch jobs.",
-            "sbatch --wait --output=out.txt --container=/shared/tf.sqsh --wrap hostname || { echo \"sbatch: $?\"; cat out.txt; }",
+            "Without Slurm, and what it would do and why.",
+            "mizzen run /shared/tf.sqsh id -un; mizzen plan -m /shared:/data:ro /shared/tf.sqsh ls | grep -E 'mount|places'",
         ),
         ("And no node is drained.", "sinfo"),
     ] {

@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use mizzen_core::Failure;
+use mizzen_core::slurm_options::{Argument, OptionSpec};
 
-use crate::options::Meaning;
 use crate::state::Reported;
 use crate::{Context, Hook, container_wanted, dispatch, state, version};
 
@@ -188,26 +188,6 @@ fn current_context() -> Context {
         sys::S_CTX_REMOTE => Context::Node,
         _ => Context::Slurmd,
     }
-}
-
-/// An option for srun, sbatch and salloc.
-pub struct OptionSpec {
-    /// Without the dashes.
-    pub name: &'static CStr,
-    /// Whether it has an argument.
-    pub argument: Argument,
-    /// The help text.
-    pub usage: &'static CStr,
-    /// What it says.
-    pub meaning: Meaning,
-}
-
-/// An option's argument, by the name that the help gives it.
-#[derive(Clone, Copy)]
-pub enum Argument {
-    No,
-    Optional(&'static CStr),
-    Required(&'static CStr),
 }
 
 /// Slurm's handle, valid during one hook.
