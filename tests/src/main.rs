@@ -83,7 +83,7 @@ fn demo() -> Result<()> {
         ),
         (
             "A batch script runs inside, and calls srun there although the image has no Slurm.",
-            "printf '#!/bin/sh\\n#SBATCH --container=/shared/tf.sqsh\\nhead -n 1 /etc/os-release; srun -n2 hostname\\n' > job.sh; \
+            "printf '#!/bin/sh\\n#SBATCH -n2 --container=/shared/tf.sqsh\\nhead -n 1 /etc/os-release; srun hostname\\n' > job.sh; \
              sbatch --wait --quiet --output=out.txt job.sh; cat out.txt",
         ),
         (

@@ -212,13 +212,18 @@ fn image_owned(path: &Path) -> bool {
 
 fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, Failure> {
     let absolute = |path: &Path| host.cwd.as_deref().unwrap_or(Path::new("/")).join(path);
-    let existing = |path: &Path| {
-        let path = absolute(path);
+    let existing = |given: &Path| {
+        let path = absolute(given);
         match path.metadata() {
             Ok(found) => Ok((path, found)),
-            Err(error) => Err(Failure::new(format!("{}: {}", shown(&path), cause(&error))).hint(
-                "a relative source starts at the current directory; flags are joined by +, mounts by commas",
-            )),
+            Err(error) => {
+                let hint = if given.is_absolute() {
+                    "it must exist on this node, and you must be able to see it"
+                } else {
+                    "a relative source starts at the current directory; flags are joined by +, mounts by commas"
+                };
+                Err(Failure::new(format!("{}: {}", shown(&path), cause(&error))).hint(hint))
+            }
         }
     };
     let (what, target) = match &option.source {
