@@ -92,13 +92,12 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     // From here on the request alone says what the job has; Slurm's variable would hide a nested srun's option.
     spank.unset_job_variable(c"SLURM_CONTAINER");
     let config = state::lock().config_source()?;
-    let settings = Config::load(&config)?;
     let step = spank.step().ok_or_else(|| Failure::new("Slurm does not tell which step this is"))?;
     if let (Request::Container(container), Step::Batch | Step::Interactive) = (request, step)
-        && !container.settings.script.unwrap_or(settings.script)
+        && !container.settings.script.map_or_else(|| Config::load(&config).map(|site| site.script), Ok)?
     {
-        spank.set_job_variable(VARIABLE, &request.encode())?; // for the srun calls in the script
-        return Ok(());
+        // For the srun calls in the script, also where the client had no plugin to say so.
+        return spank.set_job_variable(VARIABLE, &request.encode());
     }
     multi_prog::refuse_on_node(spank)?;
     let launcher = launcher()?;

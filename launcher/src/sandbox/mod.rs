@@ -73,8 +73,10 @@ fn make_namespaces(
     // A caller that ignores it would have our own children vanish without a word.
     sys::reset_signal(Signal::SIGCHLD)
         .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
-    namespaces::new_user(&plan.identity, broker)?;
+    namespaces::new_user(&plan.identity, broker.as_ref())?;
     let mut servers = Servers::start(plan, sources)?;
+    // It has worked meanwhile.
+    broker.map_or(Ok(()), namespaces::await_broker)?;
     namespaces::new_mounts_and_others(plan.unshare)?;
     // Opened on the host's procfs: nothing is looked up inside.
     let mut namespaces = Namespaces::of_this_process()?;

@@ -53,9 +53,9 @@ impl Namespaces {
     }
 }
 
-/// Makes a user namespace in which the process is `identity`, and has the capabilities to mount. With a broker all
-/// groups of the user are known in it, else the primary one alone.
-pub fn new_user(identity: &Identity, broker: Option<OwnedFd>) -> Result<(), Failure> {
+/// Makes a user namespace in which the process is `identity`, and has the capabilities to mount. The broker, if there
+/// is one, is asked to make all groups of the user known in it; else the primary one alone is.
+pub fn new_user(identity: &Identity, broker: Option<&OwnedFd>) -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| {
         Failure::new(format!("cannot make a user namespace: {}", errno.desc()))
             .hint(hint_for_user_namespace(io::Error::from(errno).raw_os_error().unwrap_or(0)))
@@ -63,7 +63,7 @@ pub fn new_user(identity: &Identity, broker: Option<OwnedFd>) -> Result<(), Fail
     let Identity { uid, gid, inside_uid, inside_gid, .. } = identity;
     write_map("uid_map", &format!("{inside_uid} {uid} 1"))?;
     if let Some(broker) = broker {
-        return map_groups(&broker, identity);
+        return ask_broker(broker, identity);
     }
     // Before the group map: the kernel wants to be sure that no group can be dropped to gain access.
     write_map("setgroups", "deny")?;
@@ -77,17 +77,22 @@ fn write_map(file: &str, text: &str) -> Result<(), Failure> {
     })
 }
 
-/// Lets the broker map all groups. It is root and wants to see the namespace itself; which groups, it knows.
-fn map_groups(broker: &OwnedFd, identity: &Identity) -> Result<(), Failure> {
-    let failed = |errno: Errno| Failure::new(format!("cannot reach the broker: {}", errno.desc()));
+/// Asks the broker to map all groups. It is root and wants to see the namespace itself; which groups, it knows.
+fn ask_broker(broker: &OwnedFd, identity: &Identity) -> Result<(), Failure> {
     let namespace = Namespaces::of_this_process()?.user;
     let mode = [if identity.inside_uid == 0 && identity.uid != 0 { b'r' } else { b'k' }];
     let fds = [namespace.as_raw_fd()];
     let message = [ControlMessage::ScmRights(&fds)];
     let flags = MsgFlags::MSG_NOSIGNAL;
-    sendmsg::<()>(broker.as_raw_fd(), &[io::IoSlice::new(&mode)], &message, flags, None).map_err(failed)?;
+    sendmsg::<()>(broker.as_raw_fd(), &[io::IoSlice::new(&mode)], &message, flags, None)
+        .map(drop)
+        .map_err(broker_lost)
+}
+
+/// Waits until the broker has done it.
+pub fn await_broker(broker: OwnedFd) -> Result<(), Failure> {
     let mut answer = [0; 4096];
-    let length = recv(broker.as_raw_fd(), &mut answer, MsgFlags::empty()).map_err(failed)?;
+    let length = recv(broker.as_raw_fd(), &mut answer, MsgFlags::empty()).map_err(broker_lost)?;
     let text = String::from_utf8_lossy(&answer[..length]).into_owned();
     match text.split_at_checked(1) {
         Some(("+", "")) => Ok(()),
@@ -101,6 +106,10 @@ fn map_groups(broker: &OwnedFd, identity: &Identity) -> Result<(), Failure> {
         None => Err(Failure::new("the broker has ended without an answer")
             .hint("slurmd's log on the node may tell why")),
     }
+}
+
+fn broker_lost(errno: Errno) -> Failure {
+    Failure::new(format!("cannot reach the broker: {}", errno.desc()))
 }
 
 /// Makes a mount namespace, whose mounts nobody outside sees, and the others that are asked for. With a process id
