@@ -2,8 +2,48 @@
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
+use std::sync::LazyLock;
+
 use crate::images::ImageTree;
-use crate::{Cluster, Output, Spec};
+use crate::{Cluster, Output, Release, Spec};
+
+/// Runs each check once for every release, as `slurm_22_05::fails_closed` and so on.
+#[macro_export]
+macro_rules! on_every_release {
+    ($($check:ident),* $(,)?) => {
+        mod slurm_20_11 { $(#[test] fn $check() { super::$check($crate::Release::Slurm20_11) })* }
+        mod slurm_22_05 { $(#[test] fn $check() { super::$check($crate::Release::Slurm22_05) })* }
+        mod slurm_24_11 { $(#[test] fn $check() { super::$check($crate::Release::Slurm24_11) })* }
+        mod slurm_26_05 { $(#[test] fn $check() { super::$check($crate::Release::Slurm26_05) })* }
+    };
+}
+
+/// The ways to name an image. (Slurm itself refuses `salloc --container`, unless salloc's shell runs on the node.)
+pub const CONTAINER_OPTIONS: [&str; 2] = ["--container", "--container-image"];
+
+/// Small but real images, which tell their name in the file /image.
+static IMAGES: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+    ["a", "b"].map(|name| {
+        let tree = ImageTree::busybox().unwrap();
+        tree.file("image", &format!("{name}\n")).unwrap();
+        tree.squashfs(&["-comp", "zstd"]).unwrap()
+    })
+});
+
+/// One node: with two, a job may run on either while the other still ends its last one.
+pub fn one_node(release: Release, name: &str) -> Spec {
+    Spec { release, nodes: 1, ..Cluster::spec(&format!("{name}-{}", release.version())) }
+}
+
+/// A cluster with the images /shared/a.sqsh and /shared/b.sqsh, in which `cat /image` tells which one it is.
+/// /shared itself is not in a container by default: a file that a program makes there shows that it ran outside.
+pub fn with_images(spec: Spec) -> Cluster {
+    let cluster = Cluster::start(spec).unwrap();
+    for (name, image) in ["a.sqsh", "b.sqsh"].into_iter().zip(IMAGES.iter()) {
+        cluster.share(name, image).unwrap();
+    }
+    cluster
+}
 
 /// One machine with unprivileged users and a mizzen; Slurm on it does not matter.
 pub fn machine(name: &str) -> Cluster {
@@ -28,4 +68,13 @@ pub fn assert_out(output: &Output, code: i32, stdout: &str) {
 pub fn assert_failed(output: &Output, code: i32, message: &str) {
     assert_eq!(output.code, code, "{}", output.text());
     assert_eq!(output.stderr.matches(message).count(), 1, "expected: {message}\n{}", output.text());
+}
+
+/// A step that mizzen ended: the message was printed once, the exit code is right, and nothing ran outside.
+#[track_caller]
+pub fn assert_failed_closed(cluster: &Cluster, what: &str, output: &Output, printed: &str, message: &str) {
+    let context = format!("{} {what}: {}", cluster.release(), output.text());
+    assert_eq!(output.code, 125, "{context}");
+    assert_eq!(printed.matches(message).count(), 1, "expected: {message}\n{context}\n{printed}");
+    assert_eq!(cluster.run("ls /shared/marker*").stdout, "", "ran outside: {context}");
 }
