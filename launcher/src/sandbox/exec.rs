@@ -43,7 +43,7 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     chdir(&workdir.value).map_err(|errno| {
         let shown = quote(workdir.value.as_os_str().as_bytes());
         Failure::new(format!("cannot start in {shown} ({}): {}", workdir.why, errno.desc()))
-            .hint("--workdir names a directory inside the container; --mount can bring one of the host's")
+            .hint("it must be a directory inside the container; a mount can bring one of the host's")
     })?;
     let text = |text: &OsStr| {
         CString::new(text.as_bytes())
@@ -92,7 +92,7 @@ fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Unst
             let hint = if name.as_bytes().contains(&b' ') {
                 "all of it is taken as the program's name; leave the quotes away, or use sh -c".to_owned()
             } else if name.as_bytes().contains(&b'/') {
-                "the path is looked up inside the container; --mount brings files of the host".to_owned()
+                "the path is looked up inside the container; a mount can bring files of the host".to_owned()
             } else {
                 format!("PATH is {} there", quote(path.as_bytes()))
             };
