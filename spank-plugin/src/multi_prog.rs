@@ -16,19 +16,28 @@ pub fn refuse_in_client() -> Result<(), Failure> {
     let mut words = words.split(|byte| *byte == 0);
     // getopt takes abbreviations. A program's own argument may look the same, but has no such file behind it.
     let asked = words.any(|word| word.len() > "--m".len() && b"--multi-prog".starts_with(word));
-    let is_list = |word: &[u8]| read_small(word).is_some_and(|content| lists_programs(&content));
-    if asked && words.any(is_list) { refuse() } else { Ok(()) }
+    if asked && words.any(may_list_programs) { refuse() } else { Ok(()) }
 }
 
-/// The same on the node, where the option's file and its content stand in place of the program and its argument.
+/// The same on the node, where the option's file and its content stand in place of the program and its argument. The
+/// file may be on the login node alone; but hardly an argument that somebody types ends with a newline.
 pub fn refuse_on_node(spank: &Spank) -> Result<(), Failure> {
     if let [file, content, ..] = spank.arguments()?.as_slice()
         && lists_programs(content)
-        && read_small(file).as_ref() == Some(content)
+        && (content.ends_with(b"\n") || read_small(file).as_ref() == Some(content))
     {
         return refuse();
     }
     Ok(())
+}
+
+/// Whether a word names such a list, or what cannot be looked into: `--multi-prog <(command)` names a pipe.
+fn may_list_programs(word: &[u8]) -> bool {
+    let there = Path::new(OsStr::from_bytes(word)).metadata();
+    match read_small(word) {
+        Some(content) => lists_programs(&content),
+        None => there.is_ok_and(|found| !found.is_dir()),
+    }
 }
 
 /// A file that can be such a list: not a FIFO, and not one that takes long to read.
@@ -47,16 +56,11 @@ fn refuse() -> Result<(), Failure> {
         .hint("start one script, which chooses its program by SLURM_PROCID"))
 }
 
-/// Whether a file consists of lines `0-3,5 program argument …`, or `* program`.
+/// Whether a file begins with a line `0-3,5 program argument …`, or `* program`. Later lines may be anything: a backslash
+/// continues a line on the next.
 fn lists_programs(content: &[u8]) -> bool {
-    let mut lines = content
-        .split(|byte| *byte == b'\n')
-        .map(<[u8]>::trim_ascii)
-        .filter(|line| !line.is_empty() && !line.starts_with(b"#"))
-        .peekable();
-    let ranks = |line: &[u8]| {
-        let end = line.iter().position(u8::is_ascii_whitespace).unwrap_or(0);
-        end > 0 && line[..end].iter().all(|byte| byte.is_ascii_digit() || b",-*:".contains(byte))
-    };
-    lines.peek().is_some() && lines.all(ranks)
+    let mut lines = content.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#")).unwrap_or_default();
+    let end = first.iter().position(u8::is_ascii_whitespace).unwrap_or(0);
+    end > 0 && first[..end].iter().all(|byte| byte.is_ascii_digit() || b",-*:".contains(byte))
 }
