@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use crate::images::ImageTree;
-use crate::{Cluster, Output, Release, Spec};
+use crate::{Cluster, Output, Release, Spec, User};
 
 /// Runs each check once for every release, as `slurm_22_05::fails_closed` and so on.
 #[macro_export]
@@ -52,7 +53,12 @@ pub fn machine(name: &str) -> Cluster {
 
 /// The same with the image /shared/bb.sqsh.
 pub fn with_busybox(name: &str) -> Cluster {
-    let cluster = machine(name);
+    start_with_busybox(Spec { nodes: 1, ..Cluster::spec(name) })
+}
+
+/// Any cluster with the image /shared/bb.sqsh.
+pub fn start_with_busybox(spec: Spec) -> Cluster {
+    let cluster = Cluster::start(spec).unwrap();
     cluster.share("bb.sqsh", &ImageTree::busybox().unwrap().squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
     cluster
 }
@@ -77,4 +83,36 @@ pub fn assert_failed_closed(cluster: &Cluster, what: &str, output: &Output, prin
     assert_eq!(output.code, 125, "{context}");
     assert_eq!(printed.matches(message).count(), 1, "expected: {message}\n{context}\n{printed}");
     assert_eq!(cluster.run("ls /shared/marker*").stdout, "", "ran outside: {context}");
+}
+
+/// What the nodes of a cluster look like when nothing runs on them.
+pub struct Emptiness(BTreeMap<String, BTreeSet<String>>);
+
+impl Emptiness {
+    /// As they look now.
+    pub fn of(cluster: &Cluster, nodes: &[&str]) -> Emptiness {
+        Emptiness(nodes.iter().map(|node| ((*node).to_owned(), traces(cluster, node))).collect())
+    }
+
+    /// Nothing is left of what ran: no process, mount or file, and the nodes take new work.
+    #[track_caller]
+    pub fn assert_again(&self, cluster: &Cluster, what: &str) {
+        // Alice's processes, ours by whatever user, and Slurm's for a step; all machines see each other's.
+        let wait = "for i in $(seq 150); do left=$(pgrep -la -u alice; pgrep -la 'mizzen|slurmstepd'); \
+                    [ -z \"$left\" ] && exit; sleep 0.1; done; echo \"$left\"; exit 1";
+        let processes = cluster.run_as_root(wait);
+        assert_eq!(processes.code, 0, "{what}: processes are left: {}", processes.text());
+        for (node, before) in &self.0 {
+            let now = traces(cluster, node);
+            let changed: Vec<&String> = now.symmetric_difference(before).collect();
+            assert!(changed.is_empty(), "{what}: mounts or files are left on {node}: {changed:#?}");
+        }
+        assert!(cluster.all_idle(), "{what}: {:?}", cluster.node_states());
+    }
+}
+
+fn traces(cluster: &Cluster, node: &str) -> BTreeSet<String> {
+    let script = "cat /proc/self/mountinfo; find /tmp /dev/shm /local /home/alice";
+    let traces = cluster.run_on(node, User::Root, script);
+    traces.stdout.lines().map(str::to_owned).collect()
 }
