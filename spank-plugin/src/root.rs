@@ -26,6 +26,8 @@ use nix::unistd::{ForkResult, Pid, fork, setsid};
 
 /// A launcher that has not asked by then has been stopped; its step can still be killed.
 const PATIENCE_MILLISECONDS: i32 = 3_600_000;
+/// A helper that has not entered the namespace by then has been stopped.
+const HELPER_MILLISECONDS: u16 = 10_000;
 
 /// Whom the broker serves.
 pub struct Client {
@@ -142,10 +144,16 @@ fn map_groups(namespace: &OwnedFd, mode: u8, client: &Client) -> Result<Vec<u32>
         Err(errno) => return Err(broken("cannot fork", errno.into())),
     };
     drop((wait, enter));
-    let written = match std::io::Read::read(&mut &entered, &mut [0]) {
-        Ok(1) => write_map(helper, &map),
-        _ => Err(Failure::new("cannot enter the user namespace")),
+    let mut ready = [PollFd::new(entered.as_fd(), PollFlags::POLLIN)];
+    let said = matches!(poll(&mut ready, HELPER_MILLISECONDS), Ok(1..));
+    let written = if said && matches!(std::io::Read::read(&mut &entered, &mut [0]), Ok(1)) {
+        write_map(helper, &map)
+    } else {
+        Err(Failure::new("cannot enter the user namespace"))
     };
+    // In his namespace the user may send it signals: one that he has stopped ends by nothing else.
+    // SAFETY: a child that has not been waited for, so the number is still its own.
+    unsafe { libc::kill(helper.as_raw(), libc::SIGKILL) };
     drop(go);
     reap(helper);
     written.map(|()| dropped)
