@@ -43,6 +43,8 @@ pub enum Role {
         broker: Option<i32>,
         /// The user's lines in the node's passwd and group files, from whatever service has them.
         accounts: Accounts,
+        /// Whether nobody else is to enter.
+        alone: bool,
     },
     /// Wait for the builder, and enter.
     Member {
@@ -82,8 +84,9 @@ impl Handover {
         }
         match &self.role {
             Role::Member { builder } => pairs.push(("builder", number(*builder))),
-            Role::Builder { broker, accounts } => {
+            Role::Builder { broker, accounts, alone } => {
                 pairs.extend(broker.map(|broker| ("broker", number(broker))));
+                pairs.extend(alone.then(|| ("alone", Vec::new())));
                 let path = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
                 pairs.extend(accounts.user.as_ref().map(|user| ("user", user.clone().into_bytes())));
                 pairs.extend(accounts.home.as_ref().map(|home| ("home", path(home))));
@@ -124,6 +127,7 @@ fn read(pairs: &[(String, Vec<u8>)]) -> Result<Handover, Failure> {
                 shell: find("shell").map(path),
                 groups: find("groups").map(text).map(|list| read_groups(&list)).unwrap_or_default(),
             },
+            alone: find("alone").is_some(),
         },
     };
     Ok(Handover {
@@ -198,7 +202,7 @@ mod tests {
             role: Role::Member { builder: 77 },
             program: Some("./a=b".into()),
         };
-        let role = Role::Builder { broker: Some(9), accounts };
+        let role = Role::Builder { broker: Some(9), accounts, alone: true };
         let builder = Handover { role, config: Source::Default, program: None, ..member.clone() };
         for handover in [member, builder] {
             assert_eq!(Handover::decode(handover.encode().as_bytes()), Ok(handover));

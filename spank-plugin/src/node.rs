@@ -106,7 +106,11 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     let broker = state.broker.take();
     let meeting = state.meeting.as_ref().ok_or_else(|| Failure::new("the tasks have no place to meet"))?;
     let role = match spank.local_task_id() {
-        Some(0) => Role::Builder { broker: broker.as_ref().map(AsRawFd::as_raw_fd), accounts },
+        Some(0) => Role::Builder {
+            broker: broker.as_ref().map(AsRawFd::as_raw_fd),
+            accounts,
+            alone: spank.local_task_count() == Some(1),
+        },
         _ => Role::Member {
             builder: meeting.builder().ok_or_else(|| Failure::new("the first task's process is unknown"))?,
         },

@@ -90,6 +90,24 @@ fn steps_of_a_job_have_containers_of_their_own() {
     empty.assert_again(&cluster, "steps at once");
 }
 
+/// The kernel counts the descriptors that lie in sockets, of all processes of a user together, against the limit on
+/// open files of the one that sends another.
+#[test]
+fn many_steps_at_once_do_not_use_up_the_descriptors() {
+    let cluster = with_busybox("many-steps");
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    for (limit, tasks, steps) in [("-n 64", 1, 40), ("-Sn 64", 2, 25)] {
+        let job = cluster.run(&format!(
+            "ulimit {limit}; salloc --quiet -n2 bash -c 'for i in $(seq {steps}); do \
+             srun --quiet --overlap -n{tasks} {IMAGE} sh -c \"ulimit -Sn; until [ -e ~/go ]; do sleep 0.3; done\" & done; \
+             until [ $(pgrep -xc mizzen-fuse) -ge {steps} ]; do sleep 0.2; done; touch ~/go; wait; rm ~/go' | uniq -c"
+        ));
+        assert_out(&job, 0, &format!("{:7} 64\n", tasks * steps));
+        assert_eq!(job.stderr, "");
+    }
+    empty.assert_again(&cluster, "many steps");
+}
+
 #[test]
 fn a_cancelled_job_leaves_nothing() {
     let cluster = with_busybox("cancels");

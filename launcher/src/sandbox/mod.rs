@@ -27,6 +27,7 @@ use crate::{report_note, sys};
 pub use exec::{Unstartable, start};
 pub use namespaces::{
     Namespaces, new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace,
+    pass_descriptors,
 };
 use server::Server;
 

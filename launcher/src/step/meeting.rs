@@ -3,7 +3,7 @@
 //! limit on descriptors under way.)
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut, Write};
+use std::io::{IoSliceMut, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
@@ -13,11 +13,11 @@ use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recv, recvmsg};
 use nix::unistd::getppid;
 
 use crate::plan::Facts;
-use crate::sandbox::Namespaces;
+use crate::sandbox::{self, Namespaces};
 use crate::sys;
 
 /// The sockets that the plugin has made.
@@ -52,6 +52,12 @@ impl Meeting {
             .map_err(|errno| failed("tell the other tasks", errno.desc().to_owned()))
     }
 
+    /// The only task: tells Slurm's log alone. What lies in a socket counts against the limit on open files of all the
+    /// user's processes, and a job may have a step for every core of a node.
+    pub fn announce_alone(&self, times: String) {
+        let _ = self.send_message(&Outcome::Ready(times), &[]);
+    }
+
     /// Ends those who wait, and goes to Slurm's log. The user has been told. Behind the announcement of the container
     /// it is for the log alone.
     pub fn announce_failure(&self, failure: &Failure) {
@@ -59,11 +65,7 @@ impl Meeting {
     }
 
     fn send_message(&self, outcome: &Outcome, fds: &[i32]) -> nix::Result<()> {
-        let bytes = outcome.encode();
-        let rights = [ControlMessage::ScmRights(fds)];
-        let control = if fds.is_empty() { &[][..] } else { &rights[..] };
-        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        sendmsg::<()>(self.send.as_raw_fd(), &[IoSlice::new(&bytes)], control, flags, None).map(drop)
+        sandbox::pass_descriptors(&self.send, &outcome.encode(), fds)
     }
 
     /// Another task: waits for the first one's message. The builder's end is noticed too: the socket alone would not

@@ -23,7 +23,7 @@ use mizzen_core::{Config, Failure, Handover, Request};
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::plan::{Facts, Program, typed_command};
-use crate::sandbox::{self, Unstartable};
+use crate::sandbox::{self, Namespaces, Unstartable};
 use crate::slurm::{self, Inside};
 use crate::{pipeline, report, report_note, sys};
 use meeting::Meeting;
@@ -126,11 +126,17 @@ fn enter(
     options.step =
         Some(StepOptions { script, commands: None, inside: Inside::from_environment(environment) });
     let facts = match &handover.role {
-        Role::Builder { broker, accounts } => {
+        Role::Builder { broker, accounts, alone } => {
             if let Some(step) = options.step.as_mut().filter(|_| calls && config.slurm_commands) {
                 step.commands = Some(slurm::start()?);
             }
-            build(handover, meeting, &options, *broker, accounts)?
+            let built = build(handover, &options, *broker, accounts)?;
+            if *alone {
+                meeting.announce_alone(built.times);
+            } else {
+                meeting.announce(&built.namespaces, &built.facts, built.times)?;
+            }
+            built.facts
         }
         Role::Member { builder } => {
             let (namespaces, facts) = meeting.receive(*builder)?;
@@ -144,14 +150,20 @@ fn enter(
     Ok(Program::new(&options, &facts, command, &environment))
 }
 
-/// Makes the container, enters it and lets the others enter.
+/// A container, as its builder knows it.
+struct Built {
+    namespaces: Namespaces,
+    facts: Facts,
+    times: String,
+}
+
+/// Makes the container and enters it.
 fn build(
     handover: &Handover,
-    meeting: &Meeting,
     options: &RunOptions,
     broker: Option<i32>,
     accounts: &Accounts,
-) -> Result<Facts, Failure> {
+) -> Result<Built, Failure> {
     let begin = Instant::now();
     let broker = broker
         .map(sys::own_inherited)
@@ -175,6 +187,5 @@ fn build(
     if options.verbose {
         report_note(&format!("{}: {times}", handover.node));
     }
-    meeting.announce(&namespaces, &plan.facts, times)?;
-    Ok(plan.facts)
+    Ok(Built { namespaces, facts: plan.facts, times })
 }

@@ -241,6 +241,11 @@ impl Spank {
         self.number(sys::S_TASK_ID, 0)
     }
 
+    /// How many tasks the step has on this node.
+    pub fn local_task_count(&self) -> Option<u32> {
+        self.number(sys::S_JOB_LOCAL_TASK_COUNT, 0)
+    }
+
     /// The process of the task that has just been forked.
     pub fn task_pid(&self) -> Option<i32> {
         self.number(sys::S_TASK_PID, 0)
