@@ -371,7 +371,7 @@ fn steps_live_in_their_cgroups() {
     let stopped = run_in_time(
         &cluster,
         &format!(
-            "srun --quiet -n4 {IMAGE} sh -c 'while :; do cat /bin/busybox /etc/* >/dev/null; done' & until server=$(pgrep -x mizzen-fuse); do sleep 0.05; done; \
+            "srun --quiet -n4 {IMAGE} sh -c 'i=0; while :; do i=$((i + 1)); [ -e /etc/$SLURM_PROCID.$i ]; done' & until server=$(pgrep -x mizzen-fuse); do sleep 0.05; done; \
              sleep 0.5; kill -STOP $server; sleep 0.5; scancel -u alice; wait $!"
         ),
     );
