@@ -7,6 +7,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
@@ -23,9 +24,47 @@ use crate::sandbox::{self, RootSource, Sources, Unstartable};
 
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
-    let (plan, sources) = prepare(options)?;
+    let mut watch = Stopwatch::start();
+    let host = Host::look();
+    let image = Image::find(&options.image, &host)?;
+    watch.lap("stage");
+    let (plan, sources) = plan(options, image, &host)?;
+    watch.lap("plan");
     plan.notes.iter().for_each(|note| report_note(note));
-    sandbox::run(&plan, sources)
+    if plan.unshare.pid {
+        return Ok(sandbox::run_as_child(&plan, sources)?);
+    }
+    sandbox::build(&plan, sources, None)?;
+    watch.lap("mount");
+    if options.verbose {
+        report_note(&watch.text());
+    }
+    Err(sandbox::start(&plan.program))
+}
+
+/// How long the parts of a start take.
+pub struct Stopwatch {
+    last: Instant,
+    laps: Vec<String>,
+}
+
+impl Stopwatch {
+    /// Starts the first part.
+    pub fn start() -> Stopwatch {
+        Stopwatch { last: Instant::now(), laps: Vec::new() }
+    }
+
+    /// Ends a part; the next one starts.
+    pub fn lap(&mut self, part: &str) {
+        let now = Instant::now();
+        self.laps.push(format!("{part} {:.1} ms", (now - self.last).as_secs_f64() * 1e3));
+        self.last = now;
+    }
+
+    /// All parts so far.
+    pub fn text(&self) -> String {
+        self.laps.join(", ")
+    }
 }
 
 /// Everything before the first side effect.

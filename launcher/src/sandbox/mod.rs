@@ -47,15 +47,10 @@ pub struct Sources {
     pub data: Vec<Arc<squashfs::Image>>,
 }
 
-/// Becomes the program in its container. Returns only if that failed, or, with process ids of its own, with the
-/// program's exit code.
-pub fn run(plan: &Plan, sources: Sources) -> Result<i32, Unstartable> {
-    if plan.unshare.pid {
-        let (servers, _) = make_namespaces(plan, sources, None)?;
-        return Ok(pid1::run(plan, servers)?);
-    }
-    build(plan, sources, None)?;
-    Err(start(&plan.program))
+/// Runs the program in a container with process ids of its own, and returns its exit code.
+pub fn run_as_child(plan: &Plan, sources: Sources) -> Result<i32, Failure> {
+    let (servers, _) = make_namespaces(plan, sources, None)?;
+    pid1::run(plan, servers)
 }
 
 /// Makes the container and enters it. Who has the descriptors that are returned, can enter it too. The broker, if

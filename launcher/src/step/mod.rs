@@ -14,18 +14,19 @@ use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
+use mizzen_core::failure::quote;
 use mizzen_core::handover::{self, Accounts, Role};
 use mizzen_core::request::{self, Container};
 use mizzen_core::{Config, Failure, Handover, Request};
 
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
+use crate::pipeline::{self, Stopwatch};
 use crate::plan::{Facts, Program, typed_command};
 use crate::sandbox::{self, Namespaces, Unstartable};
 use crate::slurm::{self, Inside};
-use crate::{pipeline, report, report_note, sys};
+use crate::{report, report_note, sys};
 use meeting::Meeting;
 
 /// The name under which Slurm starts the launcher.
@@ -121,40 +122,45 @@ fn enter(
     let mut options = RunOptions::new(image, command(handover), settings, &config, Origin::StepOption)?;
     let (_, step) = handover.step.split_once('.').unwrap_or_default();
     let script = (step == "batch").then(|| options.command.first().map(PathBuf::from)).flatten();
-    // A step that somebody types at, or that is a script, calls Slurm's commands; a rank of a computation does not.
-    let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
-    options.step =
-        Some(StepOptions { script, commands: None, inside: Inside::from_environment(environment) });
-    let facts = match &handover.role {
-        Role::Builder { broker, accounts, alone } => {
-            if let Some(step) = options.step.as_mut().filter(|_| calls && config.slurm_commands) {
-                step.commands = Some(slurm::start()?);
-            }
-            let built = build(handover, &options, *broker, accounts)?;
-            if *alone {
-                meeting.announce_alone(built.times);
-            } else {
-                meeting.announce(&built.namespaces, &built.facts, built.times)?;
-            }
-            built.facts
-        }
+    let inside = Inside::from_environment(environment);
+    options.step = Some(StepOptions { script, commands: None, inside });
+    let (facts, watch) = match &handover.role {
         Role::Member { builder } => {
             let (namespaces, facts) = meeting.receive(*builder)?;
             namespaces.enter()?;
-            facts
+            (facts, None)
+        }
+        Role::Builder { broker, accounts, alone } => {
+            // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
+            let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
+            if let Some(step) = options.step.as_mut().filter(|_| calls && config.slurm_commands) {
+                step.commands = Some(slurm::start()?);
+            }
+            let Built { namespaces, facts, watch } = build(handover, &options, *broker, accounts)?;
+            let times = format!("{}: {}", quote(options.image.as_os_str().as_bytes()), watch.text());
+            if *alone {
+                meeting.announce_alone(times);
+            } else {
+                meeting.announce(&namespaces, &facts, times)?;
+            }
+            (facts, Some(watch))
         }
     };
     let command = typed_command(&options, &facts.entrypoint);
     let mut environment = environment.to_vec();
     environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
-    Ok(Program::new(&options, &facts, command, &environment))
+    let program = Program::new(&options, &facts, command, &environment);
+    if let Some(mut watch) = watch.filter(|_| options.verbose) {
+        watch.lap("enter");
+        report_note(&format!("{}: {}", handover.node, watch.text()));
+    }
+    Ok(program)
 }
 
-/// A container, as its builder knows it.
 struct Built {
     namespaces: Namespaces,
     facts: Facts,
-    times: String,
+    watch: Stopwatch,
 }
 
 /// Makes the container and enters it.
@@ -164,28 +170,18 @@ fn build(
     broker: Option<i32>,
     accounts: &Accounts,
 ) -> Result<Built, Failure> {
-    let begin = Instant::now();
+    let mut watch = Stopwatch::start();
     let broker = broker
         .map(sys::own_inherited)
         .transpose()
         .map_err(|error| Failure::new(format!("the broker's descriptor is closed: {error}")))?;
     let host = Host::look_with(accounts, broker.is_some());
     let image = pipeline::Image::find_at(&options.image)?;
-    let staged = begin.elapsed();
+    watch.lap("stage");
     let (plan, sources) = pipeline::plan(options, image, &host)?;
-    let planned = begin.elapsed();
+    watch.lap("plan");
     plan.notes.iter().for_each(|note| report_note(&format!("{}: {note}", handover.node)));
     let namespaces = sandbox::build(&plan, sources, broker)?;
-    let built = begin.elapsed();
-    let times = format!(
-        "{}: image {:.1} ms, plan {:.1} ms, mounts {:.1} ms",
-        options.image.display(),
-        staged.as_secs_f64() * 1e3,
-        (planned - staged).as_secs_f64() * 1e3,
-        (built - planned).as_secs_f64() * 1e3,
-    );
-    if options.verbose {
-        report_note(&format!("{}: {times}", handover.node));
-    }
-    Ok(Built { namespaces, facts: plan.facts, times })
+    watch.lap("mount");
+    Ok(Built { namespaces, facts: plan.facts, watch })
 }
