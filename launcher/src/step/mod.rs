@@ -157,6 +157,7 @@ fn enter(
     Ok(program)
 }
 
+/// A container that this process is in.
 struct Built {
     namespaces: Namespaces,
     facts: Facts,
