@@ -14,8 +14,8 @@ use crate::options::{RunOptions, StepOptions};
 use crate::plan::{Explained, Facts, Program};
 use crate::sandbox::Namespaces;
 
-/// Enters the container of `step`, and gives the program to start there: with this step's environment, and where that
-/// says nothing, with that of the program which it joins.
+/// Enters the container of `step`, and gives the program to start there. The environment of the program that it joins
+/// stands for the image's: it wins over this step's, except for what describes the user and the job.
 pub fn enter(
     handover: &Handover,
     step: &str,
