@@ -89,7 +89,6 @@ fn runs_task_prologs_on_the_host(release: Release) {
         cluster.share(name, prolog.replace("NAME", name).as_bytes()).unwrap();
         cluster.run_as_root(&format!("chmod 755 /shared/{name}"));
     }
-    cluster.run_as_root("rm -f /shared/*.seen; chmod 1777 /shared");
     let step = |options: &str| {
         let ran = cluster.run(&format!(
             "UNSET_BY_prolog=1 UNSET_BY_own=1 srun {options} --task-prolog=/shared/own sh -c \

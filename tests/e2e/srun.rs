@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use mizzen_tests::check::{assert_failed, assert_failed_closed, assert_out, one_node, with_images};
-use mizzen_tests::{Cluster, Output, Release, Spec, User};
+use mizzen_tests::{Cluster, Output, Release, User};
 
 const A: &str = "--container=/shared/a.sqsh";
 
@@ -203,7 +203,7 @@ fn shells_of_allocations_are_inside() {
     for release in [Release::Slurm22_05, Release::Slurm24_11] {
         let mut spec = one_node(release, "interactive");
         spec.slurm_conf = vec!["LaunchParameters=use_interactive_step".to_owned()];
-        let cluster = with_images(Spec { ..spec });
+        let cluster = with_images(spec);
         let salloc = |options: &str| {
             let typed = "printf 'cat /image || echo outside\\nhostname\\nexit 5\\n'";
             cluster.run(&format!("{typed} | SHELL=/bin/sh script -qec 'salloc -Q {options}' /dev/null"))
