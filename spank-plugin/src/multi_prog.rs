@@ -12,11 +12,7 @@ use crate::spank::{self, Spank};
 
 /// Refuses what srun was asked to do, if this Slurm cannot do it in a container.
 pub fn refuse_in_client() -> Result<(), Failure> {
-    let words = fs::read("/proc/self/cmdline").unwrap_or_default();
-    let mut words = words.split(|byte| *byte == 0);
-    // getopt takes abbreviations. A program's own argument may look the same, but has no such file behind it.
-    let asked = words.any(|word| word.len() > "--m".len() && b"--multi-prog".starts_with(word));
-    if asked && words.any(may_list_programs) { refuse() } else { Ok(()) }
+    if spank::own_option(c"multi-prog").is_some() { refuse() } else { Ok(()) }
 }
 
 /// The same on the node, where the option's file and its content stand in place of the program and its argument. The
@@ -29,15 +25,6 @@ pub fn refuse_on_node(spank: &Spank) -> Result<(), Failure> {
         return refuse();
     }
     Ok(())
-}
-
-/// Whether a word names such a list, or what cannot be looked into: `--multi-prog <(command)` names a pipe.
-fn may_list_programs(word: &[u8]) -> bool {
-    let there = Path::new(OsStr::from_bytes(word)).metadata();
-    match read_small(word) {
-        Some(content) => lists_programs(&content),
-        None => there.is_ok_and(|found| !found.is_dir()),
-    }
 }
 
 /// A file that can be such a list: not a FIFO, and not one that takes long to read.

@@ -28,10 +28,13 @@ fn the_plugin_exports_what_slurm_needs_and_nothing_else() {
         "plugin_name",
         "plugin_type",
         "plugin_version",
+        "slurm_spank_exit",
         "slurm_spank_init",
         "slurm_spank_init_failure_mode",
         "slurm_spank_init_post_opt",
         "slurm_spank_task_init",
+        "slurm_spank_task_init_privileged",
+        "slurm_spank_task_post_fork",
         "spank_plugin_version",
     ]);
     assert_eq!(exported, expected);
@@ -53,11 +56,14 @@ fn the_plugin_needs_only_what_every_slurm_and_old_systems_have() {
     }
     from_slurm.remove("gettid"); // weak: used where glibc has it
     let expected = BTreeSet::from([
+        "slurm_debug",
         "slurm_error",
         "slurm_info",
         "spank_context",
         "spank_get_item",
         "spank_option_register",
+        "spank_setenv",
+        "spank_unsetenv",
     ]);
     assert_eq!(from_slurm, expected);
     assert!(fs::metadata(plugin()).unwrap().len() < 2 << 20, "the plugin is larger than 2 MiB");

@@ -22,7 +22,7 @@ fn namespaces_can_be_added() {
     let first = cluster.run("exec 7</etc/passwd; mizzen run --unshare pid --remap-root /shared/bb.sqsh sh -c 'ls /proc/1/fd; grep CapEff /proc/1/status'");
     assert_out(&first, 0, "0\n1\n2\nCapEff:\t0000000000000000\n");
     assert_failed(&run("--unshare pid", "nosuch"), 127, "mizzen: nosuch: no such program");
-    assert_out(&cluster.run("timeout -s TERM 1 mizzen run --unshare pid /shared/bb.sqsh sh -c 'trap \"echo caught; exit 3\" TERM; while :; do sleep 0.1; done'"), 124, "caught\n");
+    assert_out(&cluster.run("timeout --foreground -s TERM 1 mizzen run --unshare pid /shared/bb.sqsh sh -c 'trap \"echo caught; exit 3\" TERM; while :; do sleep 0.1; done'"), 124, "caught\n");
     assert_out(
         &run(
             "--unshare net",

@@ -52,7 +52,7 @@ fn every_option_has_its_meaning() {
     assert_out(&oci("--no-container-entrypoint", "echo no"), 0, "no\n");
     assert_out(&oci("-n2 --container-entrypoint", "x"), 0, "entry x\nentry x\n");
     let verbose = a("-n2 --container-verbose", "true");
-    assert_failed(&verbose, 0, "mizzen: note: node1: /shared/a.sqsh: image ");
+    assert_failed(&verbose, 0, "mizzen: note: node1: stage ");
     let script = |options: &str| {
         cluster.run(&format!(
             "printf '#!/bin/sh\\ncat /image || echo outside\\n' > job; \
@@ -162,7 +162,7 @@ fn who_says_it_first_wins() {
         assert_out(&srun, 0, expected);
     }
     let verbose = run("MIZZEN_CONTAINER=/shared/a.sqsh MIZZEN_CONTAINER_VERBOSE=yes srun -Q true");
-    assert_failed(&verbose, 0, "mizzen: note: node1: /shared/a.sqsh: image ");
+    assert_failed(&verbose, 0, "mizzen: note: node1: stage ");
     let batch = "printf '#!/bin/sh\\ncat /image 2>/dev/null || echo outside\\n' > job; rm -f out; ";
     let variable = "MIZZEN_CONTAINER=/shared/a.sqsh MIZZEN_CONTAINER_SCRIPT=no";
     assert_out(
