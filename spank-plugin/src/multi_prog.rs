@@ -12,7 +12,8 @@ use crate::spank::{self, Spank};
 
 /// Refuses what srun was asked to do, if this Slurm cannot do it in a container.
 pub fn refuse_in_client() -> Result<(), Failure> {
-    if spank::own_option(c"multi-prog").is_some() { refuse() } else { Ok(()) }
+    // Other programs than srun have another word for an option that is not theirs.
+    if spank::own_option(c"multi-prog").is_some_and(|value| value == b"set") { refuse() } else { Ok(()) }
 }
 
 /// The same on the node, where the option's file and its content stand in place of the program and its argument. The
