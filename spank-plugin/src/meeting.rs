@@ -4,6 +4,7 @@
 //! The first task sends one message, which stays in the socket: every other task reads it without taking it. That
 //! works for any number of tasks, in any order, also for those that start when the first has ended. In the other
 //! direction lies a single byte: whoever takes it may tell the user what went wrong.
+#![allow(unsafe_code)] // a socket option that no crate wraps
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -61,14 +62,22 @@ impl Meeting {
         recv(self.send.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) == Ok(1)
     }
 
-    /// What the tasks have said, when all of them have ended.
-    pub fn take_outcomes(&self) -> Vec<Outcome> {
+    /// What the tasks have said, when all of them have ended. It is looked at, not taken: whoever takes a message closes
+    /// what a user put into it, and a socket can make that last (SO_LINGER). At slurmstepd's own end it cannot.
+    pub fn outcomes(&self) -> Vec<Outcome> {
+        let (option, start): (_, libc::c_int) = (libc::SO_PEEK_OFF, 0);
+        let length = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the kernel reads a number of the given size. With this option each look goes on behind the last one.
+        let done = unsafe {
+            let (socket, start) = (self.receive.as_raw_fd(), (&raw const start).cast());
+            libc::setsockopt(socket, libc::SOL_SOCKET, option, start, length)
+        };
         let mut text = vec![0; OUTCOME_LIMIT];
-        let mut take = || {
-            recv(self.receive.as_raw_fd(), &mut text, MsgFlags::MSG_DONTWAIT)
+        let mut look = || {
+            recv(self.receive.as_raw_fd(), &mut text, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK)
                 .map(|length| Outcome::decode(&text[..length]))
         };
         // A user's process could go on sending.
-        std::iter::from_fn(|| take().ok()).take(OUTCOMES).collect()
+        std::iter::from_fn(|| look().ok()).take(if done == 0 { OUTCOMES } else { 1 }).collect()
     }
 }

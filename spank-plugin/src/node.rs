@@ -141,7 +141,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
 
 /// slurmstepd, at the end of the step: what became of the container goes into Slurm's log.
 pub fn log_outcome() -> Result<(), Failure> {
-    let outcomes = state::lock().meeting.as_ref().map(Meeting::take_outcomes).unwrap_or_default();
+    let outcomes = state::lock().meeting.as_ref().map(Meeting::outcomes).unwrap_or_default();
     for outcome in outcomes {
         match outcome {
             Outcome::Failed(why) => spank::inform(&why),
