@@ -13,8 +13,9 @@ use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::kill;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recv, recvmsg};
-use nix::unistd::getppid;
+use nix::unistd::{Pid, getppid};
 
 use crate::plan::Facts;
 use crate::sandbox::{self, Namespaces};
@@ -138,9 +139,12 @@ fn read_message(mut fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
 }
 
 /// Whether the process with this number lives and has the same parent, slurmstepd. Any other process that has the
-/// number by now has not.
+/// number by now has not. Where procfs hides processes (`hidepid`), a task shows itself only when it has become the
+/// launcher; until then it is known by taking signals of the same user.
 fn is_sibling(pid: i32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return kill(Pid::from_raw(pid), None).is_ok();
+    };
     // "pid (name) state parent …", and the name may be anything.
     let mut fields = status.rsplit(") ").next().unwrap_or_default().split(' ');
     let (state, parent) = (fields.next(), fields.next());
