@@ -15,6 +15,9 @@ use crate::{Config, Failure, Settings, image, wire};
 /// prefix SLURM_ lets it pass `--export=NONE`.
 pub const VARIABLE: &str = "SLURM_MIZZEN_REQUEST";
 
+/// A longer request would take too much of what a job's environment may hold; on the node it would only take time.
+pub const LIMIT: usize = 64 << 10;
+
 /// The kernel's limit on a path.
 const PATH_LIMIT: usize = 4095;
 /// `--container=none`: no container, although the job has one.
@@ -103,6 +106,7 @@ impl Request {
     /// Reads [`VARIABLE`] back, on the node or in a nested srun.
     pub fn decode(text: &[u8]) -> Result<Request, Failure> {
         let request = match text {
+            long if long.len() > LIMIT => Err(Failure::new(format!("too long: {} bytes", long.len()))),
             NONE => Ok(Request::Host),
             b"oci" => Ok(Request::SlurmRuntime),
             _ => wire::decode(text).and_then(|pairs| from_pairs(&pairs)),

@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use mizzen_core::failure::quote;
-use mizzen_core::request::{Container, VARIABLE};
+use mizzen_core::request::{self, Container, VARIABLE};
 use mizzen_core::settings::Key;
 use mizzen_core::{Config, Failure, Request, Settings};
 
@@ -22,8 +22,6 @@ use crate::{multi_prog, oci, options, state};
 pub const SLURM_CONTAINER: &str = "SLURM_CONTAINER";
 /// Stands for `--container` where no option and no enclosing job says otherwise.
 const IMAGE_VARIABLE: &str = "MIZZEN_CONTAINER";
-/// A longer request would take too much of what a job's environment may hold.
-const REQUEST_LIMIT: usize = 64 << 10;
 
 /// Registers the options, without the values that an enclosing job was given: those would come back as if typed
 /// here, and a relative image would be looked for in another directory. What a job hands down is in the request.
@@ -76,7 +74,7 @@ pub fn make_request() -> Result<(), Failure> {
     }
     if let Some(request) = &request {
         let text = request.encode();
-        if text.len() > REQUEST_LIMIT {
+        if text.len() > request::LIMIT {
             let message = format!("the container's options have {} bytes together", text.len());
             return Err(Failure::new(message)
                 .hint("64 KiB is the limit; mount a directory above, not each file in it"));
