@@ -325,6 +325,9 @@ mod tests {
             (b"image=/a%4", "bad escape"),
             (b"\xff\xfe", "unknown field \"\\xff\\xfe\""),
         ];
+        let long = [b"image=/".as_slice(), &[b'a'; LIMIT]].concat();
+        let failure = Request::decode(&long).unwrap_err();
+        assert!(failure.message.ends_with("too long: 65543 bytes"), "{failure}");
         for (text, expected) in cases {
             let failure = Request::decode(text).unwrap_err();
             assert!(failure.message.starts_with(VARIABLE) && failure.message.contains(expected), "{failure}");

@@ -61,6 +61,9 @@ pub fn make_request() -> Result<(), Failure> {
     }
     let inherited = inherited.as_deref().map(Request::decode).transpose()?;
     let request = component_request(&reported, inherited)?;
+    if let Some(Request::Container(_) | Request::Join(_)) = &request {
+        multi_prog::refuse_in_client()?;
+    }
     if !first {
         let shared = state::lock().request.clone();
         return if shared == request {
@@ -68,9 +71,6 @@ pub fn make_request() -> Result<(), Failure> {
         } else {
             Err(different_containers(&show(&shared), &show(&request)))
         };
-    }
-    if let Some(Request::Container(_) | Request::Join(_)) = &request {
-        multi_prog::refuse_in_client()?;
     }
     if let Some(request) = &request {
         let text = request.encode();

@@ -59,8 +59,11 @@ pub fn start_broker(spank: &Spank) -> Result<(), Failure> {
     if state::lock().meeting.is_none() || spank.local_task_id() != Some(0) {
         return Ok(());
     }
+    let Ok(Request::Container(_)) = request(spank) else { return Ok(()) };
     let (uid, gid, groups) = spank.identity()?;
-    if groups.iter().any(|group| *group != gid) {
+    // A primary group that is not among the others could be dropped by taking one of them instead, and with it what is
+    // closed to that group.
+    if groups.contains(&gid) && groups.iter().any(|group| *group != gid) && root::may_start() {
         let broker = root::start(&root::Client { uid, gid, groups })?;
         state::lock().broker = Some(broker);
     }

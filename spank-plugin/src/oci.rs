@@ -27,12 +27,16 @@ pub fn spare_pmix() -> Result<(), Failure> {
         .hint("use --container-image with --mpi=pmix"))
 }
 
-/// MpiDefault of slurm.conf; None if that cannot be read.
+/// MpiDefault of slurm.conf, `none` if it has none; None if the file cannot be read, or includes others.
 fn default_mpi() -> Option<String> {
-    let text = std::fs::read_to_string(configuration_directory()?.join("slurm.conf")).ok()?;
-    let values = text.lines().filter_map(|line| line.split_once('='));
-    let mut values = values.filter(|(key, _)| key.trim().eq_ignore_ascii_case("MpiDefault"));
-    Some(values.next_back().map_or("none".to_owned(), |(_, value)| value.trim().to_owned()))
+    let text =
+        std::fs::read_to_string(configuration_directory()?.join("slurm.conf")).ok()?.to_ascii_lowercase();
+    let lines = || text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    match lines().filter_map(|line| line.split_once("mpidefault=")).next_back() {
+        Some((_, value)) => value.split_whitespace().next().map(str::to_owned),
+        None if lines().any(|line| line.trim_start().starts_with("include")) => None,
+        None => Some("none".to_owned()),
+    }
 }
 
 /// Where slurm.conf is: as SLURM_CONF says, else where Slurm was built to look, which only Slurm knows; so the usual

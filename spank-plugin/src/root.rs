@@ -39,6 +39,12 @@ pub struct Client {
     pub groups: Vec<u32>,
 }
 
+/// Whether a process of root's that enters a user's namespace is out of that user's reach. Where the administrator has
+/// made such processes debuggable (fs.suid_dumpable), it is not, and then nobody's groups are mapped.
+pub fn may_start() -> bool {
+    std::fs::read_to_string("/proc/sys/fs/suid_dumpable").is_ok_and(|value| value.trim() != "1")
+}
+
 /// Starts a broker and returns the launcher's end of its socket. It is nobody's child, so that the task does not find
 /// one that it did not start.
 pub fn start(client: &Client) -> Result<OwnedFd, Failure> {
@@ -76,11 +82,22 @@ fn leave_everything_but(socket: &OwnedFd) {
     // The user must not be able to look into a process of root's, whatever namespace it enters.
     let _ = nix::sys::prctl::set_dumpable(false);
     let _ = nix::sys::prctl::set_name(c"mizzen-broker");
+    // Not one that the kernel spares when memory runs out, as it spares slurmstepd.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    let fd = socket.as_raw_fd();
+    let close = |first: i32, last: i32| {
+        // SAFETY: takes three numbers. What owned these descriptors in slurmstepd is never used in this process.
+        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0
+    };
+    if close(0, fd - 1) && close(fd + 1, i32::MAX) {
+        return;
+    }
+    // Linux before 5.9.
     let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<i32> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for fd in open.into_iter().filter(|fd| *fd != socket.as_raw_fd()) {
-        // SAFETY: what owned these descriptors in slurmstepd is never used in this process.
-        unsafe { libc::close(fd) };
+    for other in open.into_iter().filter(|other| *other != fd) {
+        // SAFETY: as above.
+        unsafe { libc::close(other) };
     }
 }
 

@@ -8,12 +8,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use mizzen_tests::check::count;
 use mizzen_tests::{Cluster, Release, SharedFs, Spec, User, target_dir};
-
-/// How often a cluster is killed while it starts: a few times, and many in `make test-long`.
-fn kills() -> u32 {
-    if std::env::var_os("MIZZEN_TEST_LONG").is_some() { 100 } else { 8 }
-}
 
 #[test]
 fn two_clusters_run_side_by_side_and_leave_nothing() {
@@ -42,9 +38,9 @@ fn two_clusters_run_side_by_side_and_leave_nothing() {
 
 #[test]
 fn a_killed_owner_takes_its_cluster_along() {
-    for attempt in 0..kills() {
+    for attempt in 0..count(8, 100) {
         // Later and later, from the first moments to a running cluster.
-        let delay = Duration::from_millis(u64::from(attempt * 1500 / kills()));
+        let delay = Duration::from_millis(u64::from(attempt * 1500 / count(8, 100)));
         let mut owner = spawn_shell();
         std::thread::sleep(delay);
         kill_and_expect_nothing(&mut owner, "KILL");

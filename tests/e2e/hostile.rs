@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use mizzen_tests::Cluster;
-use mizzen_tests::check::{machine, with_busybox};
+use mizzen_tests::check::{count, machine, with_busybox};
 use mizzen_tests::images::{ImageTree, sif};
 use mizzen_tests::trace::{STRACE, escapes, is_complete};
 
@@ -275,7 +275,7 @@ fn a_directory_that_changes_while_it_is_used_leads_nowhere_else() {
     let tree = ImageTree::busybox().unwrap();
     cluster.share("bb.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
     cluster.run("mizzen run /shared/bb.sqsh sh -c 'cp -a /bin /etc ~/; true'; mkdir -p image; mv bin etc image/; mkdir -p image/a/mounted image/tmp");
-    let runs = if std::env::var_os("MIZZEN_TEST_LONG").is_some() { 500 } else { 25 };
+    let runs = count(25, 500);
     // One process swaps a directory of the image with a link to the host while containers are made of it.
     let race = cluster.run(&format!(
         "(while [ -e image ]; do mv -T image/a image/b; ln -s /opt/victim image/a; rm image/a; mv -T image/b image/a; done) 2>/dev/null & \

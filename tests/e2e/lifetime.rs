@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use mizzen_tests::Cluster;
-use mizzen_tests::check::{assert_failed, assert_out, with_busybox};
+use mizzen_tests::check::{assert_failed, assert_out, count, with_busybox};
 use serde_json::json;
 
 #[test]
@@ -260,7 +260,7 @@ fn the_file_server_belongs_to_the_container() {
 #[test]
 fn random_kills_leave_nothing() {
     let cluster = with_busybox("kills");
-    let runs = if std::env::var_os("MIZZEN_TEST_LONG").is_some() { 200 } else { 30 };
+    let runs = count(30, 200);
     let before = cluster.run("ls -a /tmp /dev/shm /run ~; cat /proc/self/mountinfo").stdout;
     for run in 0..runs {
         let delay = Duration::from_micros(run * 37_000 / runs).as_secs_f32();

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use crate::images::ImageTree;
 use crate::{Cluster, Output, Release, Spec, User};
@@ -115,4 +116,21 @@ fn traces(cluster: &Cluster, node: &str) -> BTreeSet<String> {
     let script = "cat /proc/self/mountinfo; find /tmp /dev/shm /local /home/alice";
     let traces = cluster.run_on(node, User::Root, script);
     traces.stdout.lines().map(str::to_owned).collect()
+}
+
+/// Nothing that fails may take longer, on a machine that does other things too.
+const HANG: Duration = Duration::from_secs(15);
+
+/// A small number in `make test`, a large one in `make test-long`.
+pub fn count(short: u32, long: u32) -> u32 {
+    if std::env::var_os("MIZZEN_TEST_LONG").is_some() { long } else { short }
+}
+
+/// Runs a command that must not hang.
+#[track_caller]
+pub fn run_in_time(cluster: &Cluster, script: &str) -> Output {
+    let begin = Instant::now();
+    let output = cluster.run(script);
+    assert!(begin.elapsed() < HANG, "took {:?}: {script}\n{}", begin.elapsed(), output.text());
+    output
 }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use mizzen_core::Failure;
 use mizzen_squashfs::squashfs;
 use nix::sys::signal::Signal;
+use nix::sys::stat::{Mode, umask};
 
 use crate::plan::{Changes, Plan, Root};
 use crate::{report_note, sys};
@@ -119,6 +120,14 @@ impl Servers {
 
 /// Mounts everything and makes it the root directory of the calling process.
 fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
+    // The user's mask is for the program's files, not for the container's directories.
+    let mask = umask(Mode::from_bits_truncate(0o022));
+    let entered = mount_and_enter(plan, servers);
+    umask(mask);
+    entered
+}
+
+fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     // Everything that comes from the host is opened while it can be seen.
     let sources = mounts::open_sources(plan)?;
     let root =

@@ -6,16 +6,19 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 
-use mizzen_core::{Failure, Handover};
+use mizzen_core::{Failure, Handover, request};
+use nix::unistd::geteuid;
 
 use super::STEP_VARIABLE;
 use crate::options::{RunOptions, StepOptions};
-use crate::plan::{Explained, Facts, Program};
+use crate::plan::{Explained, Facts, Program, belongs_to_one_side};
 use crate::sandbox::Namespaces;
 
-/// Enters the container of `step`, and gives the program to start there. The environment of the program that it joins
-/// stands for the image's: it wins over this step's, except for what describes the user and the job.
+/// Enters the container of `step`, and gives the program to start there: with this step's environment, and with that of
+/// the program which it joins where this one says nothing, or only what holds outside. A step that it starts in turn
+/// gets a container like the one that is joined.
 pub fn enter(
     handover: &Handover,
     step: &str,
@@ -25,13 +28,17 @@ pub fn enter(
     let (job, _) = handover.step.split_once('.').unwrap_or((&handover.step, ""));
     let step = if step.contains('.') { step.to_owned() } else { format!("{job}.{step}") };
     let about = |failure: Failure| failure.about(format!("--container-join={step}"));
-    let (process, joined) = find(&step).ok_or_else(|| {
+    let (process, mut joined) = find(&step).ok_or_else(|| {
         about(Failure::new("no such step with a container of yours runs on this node"))
             .hint("squeue --steps shows the steps; give srun the step's node with --nodelist, and --overlap")
     })?;
     let namespaces = Namespaces::of(&process).map_err(about)?;
     let workdir = fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| "/".into());
     namespaces.enter().map_err(about)?;
+    let mut environment = environment.to_vec();
+    environment.retain(|(name, _)| name != request::VARIABLE);
+    let typed = |name: &OsStr| environment.iter().any(|(known, _)| known == name);
+    joined.retain(|(name, _)| !typed(name) || belongs_to_one_side(name));
     let facts = Facts {
         image_environment: joined,
         workdir,
@@ -40,7 +47,7 @@ pub fn enter(
     };
     let options = RunOptions { step: Some(StepOptions::default()), ..RunOptions::default() };
     let command = Explained { value: command, why: "the command line".to_owned() };
-    Ok(Program::new(&options, &facts, command, environment))
+    Ok(Program::new(&options, &facts, command, &environment))
 }
 
 /// A process of the step, and its environment.
@@ -49,7 +56,8 @@ fn find(step: &str) -> Option<(String, Vec<(OsString, OsString)>)> {
     let numbers =
         fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     numbers.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).find_map(|process| {
-        // Processes of others cannot be looked into.
+        // Root could look into the processes of others; they are not his to join either.
+        fs::metadata(format!("/proc/{process}")).ok().filter(|found| found.uid() == geteuid().as_raw())?;
         let environment = read_environment(&fs::read(format!("/proc/{process}/environ")).ok()?);
         let namespace = fs::read_link(format!("/proc/{process}/ns/mnt")).ok()?;
         let marked = environment.iter().any(|(name, value)| name == STEP_VARIABLE && value == step);

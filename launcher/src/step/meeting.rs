@@ -35,6 +35,11 @@ impl Meeting {
         recv(self.send.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) == Ok(1)
     }
 
+    /// Whether the container has been announced.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.peek(), Ok((Outcome::Ready(_), _)))
+    }
+
     /// The first task: lets the others in.
     pub fn announce(&self, namespaces: &Namespaces, facts: &Facts, times: String) -> Result<(), Failure> {
         let failed = |what: &str, why: String| Failure::new(format!("cannot {what}: {why}"));

@@ -51,8 +51,9 @@ pub fn run() -> ExitCode {
     if speaks {
         report(&failure);
     }
-    // After the report, so that nobody else makes one of what follows from this. It goes to Slurm's log as well.
-    if speaks || matches!(handover.role, Role::Builder { .. }) {
+    // After the report, so that nobody else makes one of what follows from this. It goes to Slurm's log as well. Before
+    // the container is there, only its builder may end the others.
+    if matches!(handover.role, Role::Builder { .. }) || speaks && meeting.is_ready() {
         meeting.announce_failure(&failure);
     }
     ExitCode::from(code)
@@ -134,7 +135,11 @@ fn enter(
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
             if let Some(step) = options.step.as_mut().filter(|_| calls && config.slurm_commands) {
-                step.commands = Some(slurm::start()?);
+                match slurm::start() {
+                    Ok(address) => step.commands = Some(address),
+                    // The program may never call one.
+                    Err(failure) => report_note(&format!("{}: {failure}", handover.node)),
+                }
             }
             let Built { namespaces, facts, watch } = build(handover, &options, *broker, accounts)?;
             let times = format!("{}: {}", quote(options.image.as_os_str().as_bytes()), watch.text());

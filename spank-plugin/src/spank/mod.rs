@@ -1,9 +1,13 @@
-//! The border to Slurm: every symbol that Slurm looks for and every call into Slurm or libc is in this file.
+//! The border to Slurm: every symbol that Slurm looks for is in this file, and every call into Slurm or libc in this
+//! directory.
 //!
 //! Runs as the user in srun, sbatch and salloc; as root in slurmd and slurmstepd; as the user in a task.
 //! Nothing that happens behind the border may end or hang these programs: panics stop here, and a hook's return
 //! value is one that every Slurm release understands (see `run_hook`).
 #![allow(unsafe_code)] // exported symbols, and calls into Slurm and libc
+
+mod handle;
+mod program;
 
 #[allow(non_camel_case_types, missing_docs, dead_code, unused_qualifications)]
 mod sys {
@@ -13,19 +17,22 @@ mod sys {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
 
-use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use mizzen_core::Failure;
-use mizzen_core::slurm_options::{Argument, OptionSpec};
 
 use crate::state::Reported;
 use crate::{Context, Hook, container_wanted, dispatch, state, version};
+
+use handle::strings;
+pub use handle::{Spank, Step};
+pub use program::{forget_own_option, is_srun, own_option, set_variable, unset_variable};
 
 /// mizzen failed to start what was asked for, as with docker, podman and env.
 const EXIT_CANNOT_START: c_int = 125;
@@ -190,242 +197,6 @@ fn current_context() -> Context {
     }
 }
 
-/// Slurm's handle, valid during one hook.
-pub struct Spank(sys::spank_t);
-
-impl Spank {
-    /// Adds the option with this index in [`options::ALL`].
-    pub fn register_option(&self, index: usize, spec: &OptionSpec) -> Result<(), Failure> {
-        let (has_arg, argument) = match spec.argument {
-            Argument::No => (0, std::ptr::null()),
-            Argument::Required(name) => (1, name.as_ptr()),
-            Argument::Optional(name) => (2, name.as_ptr()),
-        };
-        let mut option = sys::spank_option {
-            name: spec.name.as_ptr().cast_mut(),
-            arginfo: argument.cast_mut(),
-            usage: spec.usage.as_ptr().cast_mut(),
-            has_arg,
-            val: index as c_int,
-            cb: Some(option_callback),
-        };
-        // SAFETY: the handle is Slurm's own; Slurm copies the option and does not write to its strings.
-        let code = unsafe { sys::spank_option_register(self.0, &raw mut option) };
-        if code == 0 {
-            return Ok(());
-        }
-        let name = spec.name.to_string_lossy();
-        Err(Failure::new(format!("Slurm refuses the option --{name} (spank_option_register: {code})"))
-            .hint("another plugin in plugstack.conf may have taken the name"))
-    }
-
-    /// A variable of the job's environment; in slurmstepd and its tasks.
-    pub fn job_variable(&self, name: &str) -> Result<Option<Vec<u8>>, Failure> {
-        let mut environment: *mut *mut c_char = std::ptr::null_mut();
-        // SAFETY: for S_JOB_ENV Slurm expects a char ***, and gives its own array, ended by NULL.
-        let code = unsafe { sys::spank_get_item(self.0, sys::S_JOB_ENV, &raw mut environment) };
-        if code != 0 || environment.is_null() {
-            return Err(Failure::new(format!(
-                "Slurm does not tell the job's environment (spank_get_item: {code})"
-            )));
-        }
-        // SAFETY: see above; nothing changes the array while the hook runs.
-        let variables = unsafe { strings(environment, c_int::MAX) };
-        let value =
-            |variable: &Vec<u8>| Some(variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
-        Ok(variables.iter().find_map(value))
-    }
-
-    /// The number of this task among those of its step on this node; in tasks, and after their fork.
-    pub fn local_task_id(&self) -> Option<i32> {
-        self.number(sys::S_TASK_ID, 0)
-    }
-
-    /// How many tasks the step has on this node.
-    pub fn local_task_count(&self) -> Option<u32> {
-        self.number(sys::S_JOB_LOCAL_TASK_COUNT, 0)
-    }
-
-    /// The process of the task that has just been forked.
-    pub fn task_pid(&self) -> Option<i32> {
-        self.number(sys::S_TASK_PID, 0)
-    }
-
-    /// The job's number.
-    pub fn job_id(&self) -> Option<u32> {
-        self.number(sys::S_JOB_ID, 0)
-    }
-
-    /// Which step of the job this is.
-    pub fn step(&self) -> Option<Step> {
-        // Slurm's numbers for what users know by name, the same in every release.
-        Some(match self.number(sys::S_JOB_STEPID, 0)? {
-            0xffff_fffc_u32 => Step::Extern,
-            0xffff_fffb => Step::Batch,
-            0xffff_fffa => Step::Interactive,
-            number => Step::Number(number),
-        })
-    }
-
-    /// The user, the primary group, and all groups.
-    pub fn identity(&self) -> Result<(u32, u32, Vec<u32>), Failure> {
-        let unknown = || Failure::new("Slurm does not tell who the user is");
-        let uid = self.number(sys::S_JOB_UID, 0).ok_or_else(unknown)?;
-        let gid = self.number(sys::S_JOB_GID, 0).ok_or_else(unknown)?;
-        let mut groups: *mut libc::gid_t = std::ptr::null_mut();
-        let mut count: c_int = 0;
-        // SAFETY: for this item Slurm expects a gid_t ** and an int *, and gives its own array.
-        let code = unsafe {
-            sys::spank_get_item(self.0, sys::S_JOB_SUPPLEMENTARY_GIDS, &raw mut groups, &raw mut count)
-        };
-        if code != 0 {
-            return Err(unknown());
-        }
-        let count = if groups.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) };
-        // SAFETY: the array has as many elements as Slurm says; each is copied at once.
-        let groups = (0..count).map(|index| unsafe { groups.add(index).read() }).collect();
-        Ok((uid, gid, groups))
-    }
-
-    /// An item that Slurm writes as a 32-bit number.
-    fn number<T: Copy>(&self, item: sys::spank_item, initial: T) -> Option<T> {
-        const { assert!(size_of::<T>() == 4) };
-        let mut value = initial;
-        // SAFETY: the callers name items for which Slurm expects a pointer to a 32-bit number.
-        let code = unsafe { sys::spank_get_item(self.0, item, &raw mut value) };
-        (code == 0).then_some(value)
-    }
-
-    /// Sets a variable of the task.
-    pub fn set_job_variable(&self, name: &str, value: &str) -> Result<(), Failure> {
-        let text = |text: &str| CString::new(text).map_err(|_| Failure::new(format!("NUL in {name}")));
-        let (name_text, value) = (text(name)?, text(value)?);
-        // SAFETY: Slurm copies both strings.
-        match unsafe { sys::spank_setenv(self.0, name_text.as_ptr(), value.as_ptr(), 1) } {
-            0 => Ok(()),
-            code => Err(Failure::new(format!("Slurm refuses the variable {name} (spank_setenv: {code})"))),
-        }
-    }
-
-    /// Removes a variable of the task.
-    pub fn unset_job_variable(&self, name: &CStr) {
-        // SAFETY: Slurm only reads the string. It is no matter whether the variable was there.
-        unsafe { sys::spank_unsetenv(self.0, name.as_ptr()) };
-    }
-
-    /// The task's program and its arguments; before 23.11 with `--multi-prog`, that option's file and its content.
-    pub fn arguments(&self) -> Result<Vec<Vec<u8>>, Failure> {
-        let (argc, argv) = self.task_arguments()?;
-        // SAFETY: Slurm's own array of as many C strings.
-        Ok(unsafe { strings(argv, argc) })
-    }
-
-    fn task_arguments(&self) -> Result<(c_int, *mut *mut c_char), Failure> {
-        let mut argc: c_int = 0;
-        let mut argv: *mut *mut c_char = std::ptr::null_mut();
-        // SAFETY: for S_JOB_ARGV Slurm expects an int * and a char ***, and gives the task's own array.
-        let code = unsafe { sys::spank_get_item(self.0, sys::S_JOB_ARGV, &raw mut argc, &raw mut argv) };
-        if code != 0 || argv.is_null() {
-            let message = format!("Slurm does not tell the task's program (spank_get_item: {code})");
-            return Err(Failure::new(message));
-        }
-        Ok((argc, argv))
-    }
-
-    /// Lets another program start in place of the task's, which it finds behind its own name in the arguments. Where
-    /// Slurm has no call for that (before 23.11), the other takes the place of the task's program in the arguments
-    /// instead; the return value is then the name that stood there.
-    pub fn start_instead(&self, launcher: &CStr) -> Result<Option<OsString>, Failure> {
-        type Prepend = unsafe extern "C" fn(sys::spank_t, c_int, *const *const c_char) -> sys::spank_err_t;
-        let this_process = libloading::os::unix::Library::this();
-        // SAFETY: the type is that of the header of every release that has the function.
-        if let Ok(prepend) = unsafe { this_process.get::<Prepend>(b"spank_prepend_task_argv\0") } {
-            let words = [launcher.as_ptr()];
-            // SAFETY: Slurm copies the words.
-            return match unsafe { prepend(self.0, 1, words.as_ptr()) } {
-                0 => Ok(None),
-                code => {
-                    Err(Failure::new(format!("Slurm refuses the launcher (spank_prepend_task_argv: {code})")))
-                }
-            };
-        }
-        let (argc, argv) = self.task_arguments()?;
-        if argc < 1 {
-            return Err(Failure::new("Slurm does not tell the task's program"));
-        }
-        // SAFETY: there is at least one element, a C string. The task is a process of its own with one thread: nobody
-        // else sees the array, which Slurm passes to execve next. The old string is Slurm's and stays as it is.
-        let program = unsafe {
-            let program = CStr::from_ptr(argv.read()).to_bytes().to_vec();
-            argv.write(launcher.to_owned().into_raw());
-            program
-        };
-        Ok(Some(OsString::from_vec(program)))
-    }
-}
-
-/// A step of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Started by srun.
-    Number(u32),
-    /// The batch script.
-    Batch,
-    /// The shell of salloc, where that runs on the node.
-    Interactive,
-    /// What is started on the node from outside Slurm.
-    Extern,
-}
-
-/// An option of srun, sbatch or salloc itself, as text; None if it is not set, or the program does not tell.
-pub fn own_option(name: &CStr) -> Option<Vec<u8>> {
-    type Get = unsafe extern "C" fn(*mut c_void, *const c_char) -> *const c_char;
-    let (options, get) = own_options::<Get>(b"slurm_option_get\0")?;
-    // SAFETY: the program's own options, and a name that the function only compares. It gives a C string, or NULL.
-    let value = unsafe {
-        let value = get(options, name.as_ptr());
-        if value.is_null() {
-            return None;
-        }
-        CStr::from_ptr(value)
-    };
-    Some(value.to_bytes().to_vec()).filter(|value| value != b"unset")
-}
-
-/// Makes the program forget one of its own options; false if it cannot.
-pub fn forget_own_option(name: &CStr) -> bool {
-    type Reset = unsafe extern "C" fn(*mut c_void, *const c_char) -> bool;
-    // SAFETY: as above.
-    own_options::<Reset>(b"slurm_option_reset\0")
-        .is_some_and(|(options, reset)| unsafe { reset(options, name.as_ptr()) })
-}
-
-/// Whether this program is srun.
-pub fn is_srun() -> bool {
-    // SAFETY: takes nothing and only reads Slurm's own state.
-    unsafe { sys::spank_context() == sys::S_CTX_LOCAL }
-}
-
-/// The options of srun, sbatch or salloc, and a function of Slurm's library for them. Both are there since 20.11; in a
-/// release that had none, only what the callers do with them would be lost.
-fn own_options<F: Copy>(function: &[u8]) -> Option<(*mut c_void, F)> {
-    let this_process = libloading::os::unix::Library::this();
-    let has = |name: &[u8]| {
-        // SAFETY: the symbol is looked up, not used.
-        unsafe { this_process.get::<*mut c_void>(name) }.is_ok()
-    };
-    if !has(b"sropt\0") && !has(b"sbopt\0") && !has(b"saopt\0") {
-        return None;
-    }
-    // SAFETY: in a program that has one of those, `opt` is the variable that holds the options. The function's type is
-    // the caller's promise, and that of every release.
-    unsafe {
-        let options = this_process.get::<*mut c_void>(b"opt\0").ok()?.into_raw();
-        let function = this_process.get::<F>(function).ok()?;
-        Some((options, *function))
-    }
-}
-
 /// The directory of the plugin's file.
 pub fn plugin_directory() -> Option<PathBuf> {
     // SAFETY: a C structure of pointers for which zeros are valid.
@@ -445,27 +216,6 @@ pub fn plugin_directory() -> Option<PathBuf> {
 pub fn keep_through_exec(fd: BorrowedFd) {
     // SAFETY: clears a flag of an open descriptor.
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) };
-}
-
-/// Copies an array of C strings that ends after `limit` of them or with a NULL.
-///
-/// # Safety
-/// `array` is NULL or points to such an array.
-unsafe fn strings(array: *mut *mut c_char, limit: c_int) -> Vec<Vec<u8>> {
-    let mut copies = Vec::new();
-    for index in 0..usize::try_from(limit).unwrap_or(0) {
-        if array.is_null() {
-            break;
-        }
-        // SAFETY: by the caller's promise there is an element, because none before it was the last.
-        let string = unsafe { array.add(index).read() };
-        if string.is_null() {
-            break;
-        }
-        // SAFETY: by the caller's promise a C string.
-        copies.push(unsafe { CStr::from_ptr(string) }.to_bytes().to_vec());
-    }
-    copies
 }
 
 /// Ends srun, sbatch or salloc as they end themselves for a bad option.
@@ -516,19 +266,4 @@ pub fn debug(text: &str) {
     let line = CString::new(format!("mizzen: {text}")).unwrap_or_default();
     // SAFETY: the format takes one string.
     unsafe { sys::slurm_debug(c"%s".as_ptr(), line.as_ptr()) };
-}
-
-/// Sets a variable of the client's own environment, which becomes the job's.
-pub fn set_variable(name: &str, value: &str) {
-    let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return };
-    // SAFETY: srun, sbatch and salloc set variables themselves at this time and have no other thread that reads
-    // the environment yet.
-    unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
-}
-
-/// Removes a variable from the client's own environment.
-pub fn unset_variable(name: &str) {
-    let Ok(name) = CString::new(name) else { return };
-    // SAFETY: as for `set_variable`.
-    unsafe { libc::unsetenv(name.as_ptr()) };
 }

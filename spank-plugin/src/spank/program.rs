@@ -1,0 +1,70 @@
+//! The program that has loaded the plugin, where that is srun, sbatch or salloc: its own options and variables. As the
+//! user.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use super::sys;
+
+/// An option of srun, sbatch or salloc itself, as text; None if it is not set, or the program does not tell.
+pub fn own_option(name: &CStr) -> Option<Vec<u8>> {
+    type Get = unsafe extern "C" fn(*mut c_void, *const c_char) -> *const c_char;
+    let (options, get) = own_options::<Get>(b"slurm_option_get\0")?;
+    // SAFETY: the program's own options, and a name that the function only compares. It gives a C string, or NULL.
+    let value = unsafe {
+        let value = get(options, name.as_ptr());
+        if value.is_null() {
+            return None;
+        }
+        CStr::from_ptr(value)
+    };
+    Some(value.to_bytes().to_vec()).filter(|value| value != b"unset")
+}
+
+/// Makes the program forget one of its own options; false if it cannot.
+pub fn forget_own_option(name: &CStr) -> bool {
+    type Reset = unsafe extern "C" fn(*mut c_void, *const c_char) -> bool;
+    // SAFETY: as above.
+    own_options::<Reset>(b"slurm_option_reset\0")
+        .is_some_and(|(options, reset)| unsafe { reset(options, name.as_ptr()) })
+}
+
+/// Whether this program is srun.
+pub fn is_srun() -> bool {
+    // SAFETY: takes nothing and only reads Slurm's own state.
+    unsafe { sys::spank_context() == sys::S_CTX_LOCAL }
+}
+
+/// The options of srun, sbatch or salloc, and a function of Slurm's library for them. Both are there since 20.11; in a
+/// release that had none, only what the callers do with them would be lost.
+fn own_options<F: Copy>(function: &[u8]) -> Option<(*mut c_void, F)> {
+    let this_process = libloading::os::unix::Library::this();
+    let has = |name: &[u8]| {
+        // SAFETY: the symbol is looked up, not used.
+        unsafe { this_process.get::<*mut c_void>(name) }.is_ok()
+    };
+    if !has(b"sropt\0") && !has(b"sbopt\0") && !has(b"saopt\0") {
+        return None;
+    }
+    // SAFETY: in a program that has one of those, `opt` is the variable that holds the options. The function's type is
+    // the caller's promise, and that of every release.
+    unsafe {
+        let options = this_process.get::<*mut c_void>(b"opt\0").ok()?.into_raw();
+        let function = this_process.get::<F>(function).ok()?;
+        Some((options, *function))
+    }
+}
+
+/// Sets a variable of the client's own environment, which becomes the job's.
+pub fn set_variable(name: &str, value: &str) {
+    let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return };
+    // SAFETY: srun, sbatch and salloc set variables themselves at this time and have no other thread that reads
+    // the environment yet.
+    unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
+}
+
+/// Removes a variable from the client's own environment.
+pub fn unset_variable(name: &str) {
+    let Ok(name) = CString::new(name) else { return };
+    // SAFETY: as for `set_variable`.
+    unsafe { libc::unsetenv(name.as_ptr()) };
+}
