@@ -260,7 +260,7 @@ fn the_file_server_belongs_to_the_container() {
 #[test]
 fn random_kills_leave_nothing() {
     let cluster = with_busybox("kills");
-    let runs = count(30, 200);
+    let runs = u64::from(count(30, 200));
     let before = cluster.run("ls -a /tmp /dev/shm /run ~; cat /proc/self/mountinfo").stdout;
     for run in 0..runs {
         let delay = Duration::from_micros(run * 37_000 / runs).as_secs_f32();

@@ -79,6 +79,7 @@ fn streams_go_where_srun_says() {
         "srun -Q CONTAINER sh -c 'echo $TMPDIR; umask; ulimit -n; ulimit -c; ulimit -s'",
         "ulimit -n 300; umask 077; srun -Q CONTAINER sh -c 'umask; ulimit -n'",
         "TMPDIR=/tmp/mine srun -Q CONTAINER sh -c 'echo $TMPDIR; touch $TMPDIR/x && echo written'",
+        "mkdir -p /shared/mine; TMPDIR=/shared/mine srun -Q CONTAINER sh -c 'touch $TMPDIR/x && ls $TMPDIR'",
         "salloc -Q bash -c 'for i in 1 2 3; do srun -Q --overlap CONTAINER echo step & done; wait'",
     ] {
         assert_same(&cluster, script);

@@ -191,15 +191,20 @@ fn defaults(
     if let Some(home) = home {
         mounts.push(Mount { why: "default: the home directory".to_owned(), ..bind(home, Shape::Directory) });
     }
-    if let Some(cwd) = &host.cwd {
-        let covered = mounts.iter().any(|other| cwd.starts_with(&other.target));
-        let near_home = |home: &Path| cwd.starts_with(home) || home.starts_with(cwd);
+    let temporary = host.environment.iter().find(|(name, _)| name == "TMPDIR");
+    let temporary =
+        temporary.map(|(_, value)| PathBuf::from(value)).filter(|path| path.is_absolute() && path.is_dir());
+    for (directory, why) in
+        [(temporary.as_ref(), "default: TMPDIR"), (host.cwd.as_ref(), "default: the current directory")]
+    {
+        let Some(directory) = directory else { continue };
+        let covered = mounts.iter().any(|other| directory.starts_with(&other.target));
+        let near_home = |home: &Path| directory.starts_with(home) || home.starts_with(directory);
         let left_out = options.no_home && host.home.as_deref().is_some_and(near_home);
         // /var or /opt as a whole would hide the image's.
-        let hides_image = cwd.components().count() == 2 && matches!(tree.entry(cwd), Ok(Some(_)));
-        if !image_owned(cwd) && !covered && !left_out && !hides_image {
-            let why = "default: the current directory".to_owned();
-            mounts.push(Mount { why, ..bind(cwd, Shape::Directory) });
+        let hides_image = directory.components().count() == 2 && matches!(tree.entry(directory), Ok(Some(_)));
+        if !image_owned(directory) && !covered && !left_out && !hides_image {
+            mounts.push(Mount { why: why.to_owned(), ..bind(directory, Shape::Directory) });
         }
     }
     Ok(mounts)
