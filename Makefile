@@ -95,6 +95,8 @@ demo: deps root stage
 	cargo build -q -p mizzen-tests
 	target/debug/vcluster demo
 
+# The tests wait for Slurm more than they compute.
+test: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 test: deps root stage
 	cargo build -q -p mizzen-tests
 	target/debug/vcluster releases

@@ -388,3 +388,14 @@ fn other_users_are_kept_out() {
     cluster.run("scancel --user=alice");
     assert_nothing_left(&cluster);
 }
+
+#[test]
+fn they_can_be_switched_off() {
+    let cluster = start("command-off");
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", "slurm_commands = false\n").unwrap();
+    let off = batch(
+        &cluster,
+        "command -v srun || echo none; echo host=$SLURM_MIZZEN_HOST; ls -d /.mizzen 2>/dev/null",
+    );
+    assert_eq!(off.stdout, "none\nhost=\n", "{}", off.text());
+}

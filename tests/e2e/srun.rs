@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
-use mizzen_tests::check::{assert_failed, assert_failed_closed, assert_out, one_node, with_images};
+use mizzen_tests::check::{
+    assert_failed, assert_failed_closed, assert_out, one_node, run_in_time, with_images,
+};
 use mizzen_tests::{Cluster, Output, Release, User};
 
 const A: &str = "--container=/shared/a.sqsh";
@@ -84,6 +86,11 @@ fn streams_go_where_srun_says() {
     ] {
         assert_same(&cluster, script);
     }
+    let killed = run_in_time(
+        &cluster,
+        &format!("srun -Q --kill-on-bad-exit -n3 {A} sh -c '[ $SLURM_PROCID = 1 ] && exit 3; sleep 40'"),
+    );
+    assert_ne!(killed.code, 0, "{}", killed.text());
     let label = cluster.run(&format!("srun -Q --label -n2 {A} sh -c 'cat /image' | sort"));
     assert_out(&label, 0, "0: a\n1: a\n");
 }

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use mizzen_tests::check::{
-    Emptiness, assert_failed, assert_out, run_in_time, start_with_busybox, with_busybox,
+    Emptiness, assert_failed, assert_out, cancel_at_any_time, count, run_in_time, start_with_busybox,
+    with_busybox,
 };
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::{Cluster, Release, Spec, User};
@@ -25,8 +26,11 @@ fn assert_basics(cluster: &Cluster, empty: &Emptiness) {
     let missing = cluster.run(&format!("srun -n4 {IMAGE} nosuch"));
     assert_failed(&missing, 127, "mizzen: node1: nosuch: no such program in the container\n");
     assert_eq!(missing.stderr.matches("mizzen: hint").count(), 1, "{}", missing.text());
-    let mount = cluster.run(&format!("srun -n4 --container-mounts=/nosuch:/mnt {IMAGE} true"));
+    let mount =
+        cluster.run(&format!("srun -n4 --container-mounts=/nosuch:/mnt {IMAGE} touch /home/alice/marker"));
     assert_failed(&mount, 125, "mizzen: node1: ");
+    assert_eq!(cluster.run("ls ~/marker").stdout, "", "ran on the host");
+    cancel_at_any_time(cluster, empty, count(4, 50));
     let batch = cluster.run(&format!(
         "sbatch --quiet --wait --output=/shared/out {IMAGE} --wrap 'cat /etc/os-release; exit 5'; code=$?; cat /shared/out; exit $code"
     ));
@@ -332,4 +336,15 @@ fn hidden_processes_are_waited_for() {
     // A mask that hides everything is for the program's files.
     let mask = cluster.run(&format!("umask 0777; srun {IMAGE} sh -c 'umask; ls /etc/os-release'"));
     assert_out(&mask, 0, "0777\n/etc/os-release\n");
+}
+
+#[test]
+fn slurms_log_tells_how_long_a_start_took() {
+    let mut spec = Spec { nodes: 1, ..Cluster::spec("times") };
+    spec.slurm_conf = vec!["SlurmdDebug=debug".to_owned()];
+    let cluster = start_with_busybox(spec);
+    assert_out(&cluster.run(&format!("srun -n2 {IMAGE} true")), 0, "");
+    let log = cluster.slurmd_log("node1");
+    let line = log.lines().find(|line| line.contains("mizzen: /shared/bb.sqsh: stage ")).expect(&log);
+    assert!(line.contains("[1.0] ") && line.contains(" ms, plan ") && line.contains(" ms, mount "), "{line}");
 }

@@ -134,3 +134,30 @@ pub fn run_in_time(cluster: &Cluster, script: &str) -> Output {
     assert!(begin.elapsed() < HANG, "took {:?}: {script}\n{}", begin.elapsed(), output.text());
     output
 }
+
+/// Cancels steps and batch jobs with the image /shared/bb.sqsh at any moment, from before the step exists to when all
+/// its tasks run. Nothing is left of them.
+#[track_caller]
+pub fn cancel_at_any_time(cluster: &Cluster, empty: &Emptiness, runs: u32) {
+    let image = "--container-image=/shared/bb.sqsh";
+    let program = "sh -c \"cat /bin/busybox >/dev/null; sleep 60\"";
+    for run in 0..runs {
+        let delay = f64::from(run / 2) * 0.4 / f64::from(runs / 2);
+        let start = match run % 2 {
+            0 => format!("srun --quiet -n8 --container-writable {image} {program} &"),
+            _ => format!(
+                "sbatch --quiet --output=/dev/null -n8 {image} --no-container-script --wrap 'srun {program}'"
+            ),
+        };
+        let cancelled = run_in_time(
+            cluster,
+            &format!(
+                "{start}\n sleep {delay:.3}; while [ -n \"$(squeue -h; jobs -r)\" ]; do scancel --quiet -u alice; sleep 0.05; done; wait"
+            ),
+        );
+        assert!(!cancelled.stderr.contains("panic"), "{}", cancelled.text());
+        if run % 8 == 7 || run + 1 == runs || runs > 100 {
+            empty.assert_again(cluster, &format!("cancelled after {delay:.3} s: {start}"));
+        }
+    }
+}

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{MountFlags, MountOption, MountSource};
+use mizzen_core::settings::Writable;
 
 use super::{Identity, Mount, Shape, Skeleton, What, identity};
 use crate::host::Host;
@@ -192,8 +193,10 @@ fn defaults(
         mounts.push(Mount { why: "default: the home directory".to_owned(), ..bind(home, Shape::Directory) });
     }
     let temporary = host.environment.iter().find(|(name, _)| name == "TMPDIR");
-    let temporary =
-        temporary.map(|(_, value)| PathBuf::from(value)).filter(|path| path.is_absolute() && path.is_dir());
+    let temporary = temporary.map(|(_, value)| PathBuf::from(value));
+    let temporary = temporary.filter(|path| path.is_absolute() && path.is_dir());
+    // A writable root may have its own changes there, which no program should meet.
+    let temporary = temporary.filter(|_| options.writable == Writable::No || host.tmpfs_has_xattrs);
     for (directory, why) in
         [(temporary.as_ref(), "default: TMPDIR"), (host.cwd.as_ref(), "default: the current directory")]
     {
