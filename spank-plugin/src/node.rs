@@ -92,6 +92,10 @@ pub fn hand_over(spank: &Spank) -> Result<(), Failure> {
 }
 
 fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
+    // Inside, root would have root's power over everything that is mounted from the node.
+    if spank.identity()?.0 == 0 {
+        return Err(Failure::new("containers are not for root's jobs").hint("submit the job as a user"));
+    }
     // From here on the request alone says what the job has; Slurm's variable would hide a nested srun's option.
     spank.unset_job_variable(c"SLURM_CONTAINER");
     let config = state::lock().config_source()?;

@@ -56,6 +56,9 @@ fn fails_closed(release: Release) {
         }
     };
     let image = "--container-image=/shared/a.sqsh";
+    let root = cluster.run_as_root(&format!("srun -w node1 {image} touch /shared/marker"));
+    let message = "node1: containers are not for root's jobs";
+    assert_failed_closed(&cluster, "a job of root's", &root, &root.stderr, message);
     by_root("mv /usr/lib/mizzen/mizzen-enter /root");
     let message = "NODE: /usr/lib/mizzen/mizzen-enter: the launcher is missing";
     assert_step_fails(&cluster, "--container-image", image, message);
