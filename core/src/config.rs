@@ -14,6 +14,7 @@ use crate::Failure;
 use crate::failure::{cause, quote};
 use crate::options::{MountOption, MountSource};
 use crate::settings::{Key, Settings, Writable};
+use crate::staging::{Amount, Policy};
 
 /// Where the file is unless plugstack.conf says `config=PATH`.
 pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
@@ -43,6 +44,16 @@ pub struct Config {
     pub script: bool,
     /// Whether Slurm's commands can be called in batch scripts and interactive shells that run inside.
     pub slurm_commands: bool,
+    /// When an image is copied to the node before it is used.
+    pub stage: Policy,
+    /// Where each user has a folder for the copies.
+    pub stage_directory: PathBuf,
+    /// How much the copies of one user may take, as for [`Amount::parse`].
+    pub stage_max_size: String,
+    /// How much of the file system the copies leave free.
+    pub stage_keep_free: String,
+    /// Types of file systems that count as network file systems beside those that are known.
+    pub network_file_systems: Vec<String>,
 }
 
 impl Default for Config {
@@ -57,6 +68,11 @@ impl Default for Config {
             entrypoint: false,
             script: true,
             slurm_commands: true,
+            stage: Policy::Auto,
+            stage_directory: "/var/tmp".into(),
+            stage_max_size: "50%".to_owned(),
+            stage_keep_free: "10%".to_owned(),
+            network_file_systems: Vec::new(),
         }
     }
 }
@@ -109,6 +125,12 @@ impl Config {
             return Err(Failure::new(format!("image_folders: {folder:?} is not absolute"))
                 .hint("write the whole path, beginning with /"));
         }
+        if !self.stage_directory.is_absolute() {
+            return Err(Failure::new(format!("stage_directory: {:?} is not absolute", self.stage_directory))
+                .hint("write the whole path, beginning with /"));
+        }
+        Amount::parse(&self.stage_max_size).map_err(|failure| failure.about("stage_max_size"))?;
+        Amount::parse(&self.stage_keep_free).map_err(|failure| failure.about("stage_keep_free"))?;
         let settings = self.settings()?;
         let relative = |mount: &&MountOption| match &mount.source {
             MountSource::Bind(path) | MountSource::Squashfs(path) => !path.is_absolute(),
@@ -131,6 +153,7 @@ impl Config {
             remap_root: Some(self.remap_root),
             entrypoint: Some(self.entrypoint),
             script: Some(self.script),
+            stage: Some(self.stage),
             ..Settings::default()
         };
         for (key, name, values) in [(Key::Mounts, "mounts", &self.mounts), (Key::Env, "env", &self.env)] {
@@ -261,6 +284,12 @@ mod tests {
             ("mount_home = 1", ":1: mount_home: invalid type: integer `1`, expected a boolean"),
             ("mounts = [\"/a:b\"]", ": mounts: \"/a:b\": the destination is not absolute"),
             ("mounts = [\"a:/b\"]", ": mounts: \"a:/b:rw\" is not absolute"),
+            (
+                "stage = \"often\"",
+                ":1: stage: unknown variant `often`, expected one of `auto`, `always`, `never`",
+            ),
+            ("stage_directory = \"tmp\"", ": stage_directory: \"tmp\" is not absolute"),
+            ("stage_max_size = \"lots\"", ": stage_max_size: \"lots\" is not an amount of storage"),
             ("env = [\"=x\"]", ": env: \"=x\": the name is empty"),
         ];
         for (text, expected) in cases {

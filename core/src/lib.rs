@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod digest;
 pub mod escape;
 pub mod failure;
 pub mod groups;
@@ -12,9 +13,11 @@ pub mod options;
 pub mod request;
 pub mod settings;
 pub mod slurm_options;
+pub mod staging;
 pub mod wire;
 
 pub use config::Config;
+pub use digest::Digest;
 pub use failure::Failure;
 pub use handover::Handover;
 pub use request::Request;

@@ -7,6 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use crate::digest::{Digest, split_pin};
 use crate::failure::quote;
 use crate::settings::Key;
 use crate::{Config, Failure, Settings, image, wire};
@@ -41,6 +42,8 @@ pub enum Request {
 pub struct Container {
     /// Absolute path of the image.
     pub image: PathBuf,
+    /// The only content that it may have.
+    pub digest: Option<Digest>,
     /// Everything else that the user said.
     pub settings: Settings,
 }
@@ -57,8 +60,9 @@ impl Request {
         if value == NONE {
             return Ok(Request::Host);
         }
-        let image = image_path(value, directory, config).map_err(|failure| failure.about(option))?;
-        Ok(Request::Container(Container { image, settings: Settings::default() }))
+        let (image, digest) =
+            find_image(value, directory, config).map_err(|failure| failure.about(option))?;
+        Ok(Request::Container(Container { image, digest, settings: Settings::default() }))
     }
 
     /// Makes a request of the value of `--container-join`: a step of this job, `0` or `batch`, also as `7.0`.
@@ -81,12 +85,13 @@ impl Request {
         if value == NONE {
             return Ok(Request::Host);
         }
-        let image = PathBuf::from(OsStr::from_bytes(value));
+        let (image, digest) = split_pin(value);
+        let image = PathBuf::from(OsStr::from_bytes(image));
         if !image.is_absolute() {
             return Err(Failure::new(format!("{option}: {} is not absolute", quote(value)))
                 .hint("mizzen was not active where the job was submitted; check plugstack.conf there"));
         }
-        Ok(Request::Container(Container { image, settings: Settings::default() }))
+        Ok(Request::Container(Container { image, digest, settings: Settings::default() }))
     }
 
     /// Text for [`VARIABLE`].
@@ -95,10 +100,11 @@ impl Request {
             Request::Host => "none".to_owned(),
             Request::SlurmRuntime => "oci".to_owned(),
             Request::Join(step) => wire::encode([("join", step.clone().into_bytes())]),
-            Request::Container(Container { image, settings }) => {
+            Request::Container(Container { image, digest, settings }) => {
                 let image = ("image", image.as_os_str().as_bytes().to_vec());
+                let digest = digest.map(|digest| ("digest", digest.to_string().into_bytes()));
                 let settings = Key::ALL.iter().filter_map(|key| Some((key.name(), settings.text(*key)?)));
-                wire::encode([image].into_iter().chain(settings))
+                wire::encode([image].into_iter().chain(digest).chain(settings))
             }
         }
     }
@@ -125,12 +131,17 @@ fn from_pairs(pairs: &[(String, Vec<u8>)]) -> Result<Request, Failure> {
     {
         return Request::from_join(step);
     }
-    let mut image = None;
+    let (mut image, mut digest) = (None, None);
     let mut settings = Settings::default();
     for (name, value) in pairs {
         match Key::ALL.iter().find(|key| key.name() == name) {
             Some(key) => settings.set(*key, value).map_err(|failure| failure.about(name))?,
             None if name == "image" => image = Some(value),
+            None if name == "digest" => {
+                let read = std::str::from_utf8(value).ok().and_then(Digest::parse);
+                let bad = || Failure::new(format!("\"{}\" is not a digest", quote(value)));
+                digest = Some(read.ok_or_else(bad)?);
+            }
             None => return Err(Failure::new(format!("unknown field \"{name}\""))),
         }
     }
@@ -140,17 +151,28 @@ fn from_pairs(pairs: &[(String, Vec<u8>)]) -> Result<Request, Failure> {
     if !image.is_absolute() {
         return Err(Failure::new(format!("\"{}\" is not absolute", quote(image.as_os_str().as_bytes()))));
     }
-    Ok(Request::Container(Container { image, settings }))
+    Ok(Request::Container(Container { image, digest, settings }))
 }
 
-/// Finds the image that a user names, and sees that it is one.
-pub fn image_path(value: &[u8], directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
+/// Finds the image that a user names, and sees that it is one; beside its path, the content that the name asks for.
+pub fn find_image(
+    value: &[u8],
+    directory: &Path,
+    config: &Config,
+) -> Result<(PathBuf, Option<Digest>), Failure> {
     check_path_text(value)?;
     if let Some(scheme) = scheme_of(value) {
         let message = format!("{}: cannot fetch images from {scheme}", quote_reference(value));
         return Err(Failure::new(message).hint("give the path of an image file or directory"));
     }
-    find_image(Path::new(OsStr::from_bytes(value)), directory, config)
+    let (name, digest) = split_pin(value);
+    check_path_text(name)?;
+    let (path, form) = look_for(Path::new(OsStr::from_bytes(name)), directory, config)?;
+    if digest.is_some() && form == image::Form::Directory {
+        return Err(Failure::new(format!("{}: a directory has no digest", quote(name)))
+            .hint("name it without @sha256:, or pack it into a squashfs file"));
+    }
+    Ok((path, digest))
 }
 
 /// What no image name may be, whoever typed it.
@@ -195,8 +217,8 @@ fn quote_reference(value: &[u8]) -> String {
     }
 }
 
-/// The image's absolute path: the user's own file first, then the site's folders.
-fn find_image(name: &Path, directory: &Path, config: &Config) -> Result<PathBuf, Failure> {
+/// The image's absolute path, and its form: the user's own file first, then the site's folders.
+fn look_for(name: &Path, directory: &Path, config: &Config) -> Result<(PathBuf, image::Form), Failure> {
     let mut candidates = vec![directory.join(name)];
     let bare =
         name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));
@@ -208,7 +230,7 @@ fn find_image(name: &Path, directory: &Path, config: &Config) -> Result<PathBuf,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             _ => {
                 // What it is, is found out now rather than when the job starts.
-                return image::open(candidate).map(|_| candidate.clone());
+                return image::open(candidate).map(|opened| (candidate.clone(), opened.form));
             }
         }
     }
@@ -233,6 +255,7 @@ mod tests {
     fn container(image: &[u8]) -> Request {
         Request::Container(Container {
             image: PathBuf::from(OsStr::from_bytes(image)),
+            digest: None,
             settings: Settings::default(),
         })
     }
@@ -301,7 +324,11 @@ mod tests {
             container(&all_bytes),
             container(b"/none"),
             Request::Join("7.batch".to_owned()),
-            Request::Container(Container { image: "/a".into(), settings }),
+            Request::Container(Container {
+                image: "/a".into(),
+                digest: Some(Digest::new([7; 32])),
+                settings,
+            }),
         ] {
             let text = request.encode();
             assert!(text.bytes().all(|b| b.is_ascii_graphic()), "{text}");
@@ -311,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_forged_variable_is_refused() {
-        let cases: [(&[u8], &str); 12] = [
+        let cases: [(&[u8], &str); 13] = [
             (b"", "unknown field \"\""),
             (b"image", "the image is empty"),
             (b"image=tf.sqsh", "\"tf.sqsh\" is not absolute"),
@@ -319,6 +346,7 @@ mod tests {
             (b"image=/a&mount=/b", "unknown field \"mount\""),
             (b"image=/a&mounts=b:c", "mounts: \"b:c\": the destination is not absolute"),
             (b"mounts=/a", "no image"),
+            (b"image=/a&digest=sha256:0", "\"sha256:0\" is not a digest"),
             (b"join=../0", "\"../0\" is not a step"),
             (b"join=0&image=/a", "unknown field \"join\""),
             (b"image=/a%0Ab", "control character"),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::Failure;
 use crate::failure::quote;
 use crate::options::{EnvOption, MountOption, parse_env_list, parse_mounts, parse_size};
+use crate::staging::Policy;
 
 /// The settings that somebody has made; what is None or empty is left to the next in precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct Settings {
     pub entrypoint: Option<bool>,
     /// Whether a batch script or interactive shell runs inside, rather than its steps alone.
     pub script: Option<bool>,
+    /// When the image is copied to the node first.
+    pub stage: Option<Policy>,
     /// Whether the user is told how long each part of the start took.
     pub verbose: Option<bool>,
 }
@@ -56,12 +59,13 @@ pub enum Key {
     RemapRoot,
     Entrypoint,
     Script,
+    Stage,
     Verbose,
 }
 
 impl Key {
     /// All of them.
-    pub const ALL: [Key; 9] = [
+    pub const ALL: [Key; 10] = [
         Key::Mounts,
         Key::Env,
         Key::Workdir,
@@ -70,6 +74,7 @@ impl Key {
         Key::RemapRoot,
         Key::Entrypoint,
         Key::Script,
+        Key::Stage,
         Key::Verbose,
     ];
 
@@ -84,6 +89,7 @@ impl Key {
             Key::RemapRoot => "remap-root",
             Key::Entrypoint => "entrypoint",
             Key::Script => "script",
+            Key::Stage => "stage",
             Key::Verbose => "verbose",
         }
     }
@@ -107,6 +113,7 @@ impl Settings {
             Key::RemapRoot => self.remap_root = Some(parse_bool(value)?),
             Key::Entrypoint => self.entrypoint = Some(parse_bool(value)?),
             Key::Script => self.script = Some(parse_bool(value)?),
+            Key::Stage => self.stage = Some(Policy::parse(value)?),
             Key::Verbose => self.verbose = Some(parse_bool(value)?),
         }
         Ok(())
@@ -123,6 +130,7 @@ impl Settings {
             remap_root: self.remap_root.or(lower.remap_root),
             entrypoint: self.entrypoint.or(lower.entrypoint),
             script: self.script.or(lower.script),
+            stage: self.stage.or(lower.stage),
             verbose: self.verbose.or(lower.verbose),
         }
     }
@@ -151,6 +159,7 @@ impl Settings {
             Key::RemapRoot => bool(self.remap_root),
             Key::Entrypoint => bool(self.entrypoint),
             Key::Script => bool(self.script),
+            Key::Stage => self.stage.map(|policy| policy.name().as_bytes().to_vec()),
             Key::Verbose => bool(self.verbose),
         }
     }
@@ -205,6 +214,7 @@ mod tests {
             (Key::RemapRoot, "true"),
             (Key::Entrypoint, "0"),
             (Key::Script, "no"),
+            (Key::Stage, "always"),
             (Key::Verbose, "yes"),
         ])
         .absolute(Path::new("/here"));
@@ -233,6 +243,7 @@ mod tests {
             (Key::Workdir, "", "\"\" is not a directory's name"),
             (Key::Mounts, "/a:b", "\"/a:b\": the destination is not absolute"),
             (Key::Env, "A,=b", "\"=b\": the name is empty"),
+            (Key::Stage, "often", "\"often\" is not auto, always or never"),
         ] {
             assert_eq!(Settings::default().set(key, value.as_bytes()).unwrap_err().message, message);
         }

@@ -54,6 +54,23 @@ pub enum Command {
         /// A squashfs or SIF file or a directory
         image: PathBuf,
     },
+    /// Copy images to this node before they are needed
+    ///
+    /// Later starts on this node use the copies, as long as the originals do not change. For people, and for prologs.
+    Stage {
+        /// Squashfs or SIF files
+        #[arg(required = true)]
+        images: Vec<PathBuf>,
+    },
+    /// Show and remove the copies of images on this node
+    Cache {
+        /// For programs
+        #[arg(long, global = true)]
+        json: bool,
+        /// What to do with them.
+        #[command(subcommand)]
+        command: CacheCommand,
+    },
     /// Try everything that a container needs of this node, and say what to change
     ///
     /// The exit code is 0 if containers can run here and 1 if not, for health checks.
@@ -76,6 +93,27 @@ pub enum Command {
     Man {
         /// Where mizzen.1, the pages of the commands and mizzen-slurm.7 go
         directory: PathBuf,
+    },
+}
+
+/// What can be done with copies of images.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// Show the copies with their sizes, ages and sources
+    List,
+    /// Read every copy and compare it with its digest
+    ///
+    /// A broken one is set aside, and copied again when it is needed. The exit code is 1 if there was one.
+    Verify,
+    /// Remove the copies that exceed the site's limits, and what was left by crashes
+    Prune,
+    /// Remove copies
+    Remove {
+        /// All that are not in use
+        #[arg(long, required_unless_present = "images")]
+        all: bool,
+        /// By digest, or by the path of the image
+        images: Vec<String>,
     },
 }
 
@@ -126,13 +164,16 @@ pub struct ContainerArgs {
     /// Write only to what is mounted from the host, if the site makes roots writable
     #[arg(long, overrides_with = "writable")]
     readonly: bool,
+    /// Copy the image to this node first: auto (from network file systems), always, never
+    #[arg(long, value_name = "WHEN")]
+    stage: Option<String>,
     /// Tell how long each part of the start took
     #[arg(long, short = 'v')]
     verbose: bool,
     /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
     #[arg(long, value_name = "NAMES")]
     unshare: Option<String>,
-    /// A squashfs or SIF file or a directory
+    /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content
     image: PathBuf,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -157,6 +198,9 @@ impl ContainerArgs {
             let word = quote(word.as_encoded_bytes());
             return Err(Failure::new(format!("{word}: not an option of mizzen, and no program"))
                 .hint("options stand before the image, the program and its arguments behind it"));
+        }
+        if let Some(when) = &self.stage {
+            set(&mut settings, Key::Stage, when.as_ref(), "--stage")?;
         }
         if let Some(size) = &self.writable {
             set(&mut settings, Key::Writable, size.as_ref(), "--writable")?;

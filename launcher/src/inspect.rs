@@ -1,56 +1,37 @@
 //! `mizzen inspect`: what an image is. Runs as the user on the host.
 
 use std::fmt::Write;
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use mizzen_core::Failure;
-use mizzen_core::failure::{cause, quote};
+use mizzen_core::failure::quote;
+use mizzen_core::{Digest, Failure};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
-use crate::host::Host;
 use crate::image::{Kind, Metadata, Opened};
 use crate::pipeline::Image;
-use crate::progress::Progress;
+use crate::stage::{self, Staging};
 
 /// Everything that can be told about an image.
 pub struct Inspected {
     opened: Opened,
     metadata: Metadata,
     /// None for a directory.
-    digest: Option<String>,
+    digest: Option<Digest>,
 }
 
 /// Looks into an image and computes its digest.
 pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
-    let image = Image::find(image, &Host::look())?;
+    let image = Image::find(image, &Staging::never())?;
     let metadata = image.metadata()?;
     let digest = match image.opened.kind {
         Kind::Directory => None,
-        Kind::Squashfs | Kind::Sif { .. } => Some(sha256(&image.opened)?),
+        Kind::Squashfs | Kind::Sif { .. } => match image.digest {
+            Some(digest) => Some(digest),
+            None => Some(stage::digest(&image.opened)?),
+        },
     };
     Ok(Inspected { opened: image.opened, metadata, digest })
-}
-
-fn sha256(opened: &Opened) -> Result<String, Failure> {
-    let name = quote(opened.path.as_os_str().as_bytes());
-    let mut progress = Progress::new(format!("{name}: computing the digest"), opened.size);
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut file = &opened.file;
-    let failed = |error: std::io::Error| Failure::new(format!("{name}: cannot read: {}", cause(&error)));
-    std::io::Seek::rewind(&mut file).map_err(failed)?;
-    loop {
-        match file.read(&mut buffer).map_err(failed)? {
-            0 => return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
-            read => {
-                hasher.update(&buffer[..read]);
-                progress.advance(read as u64);
-            }
-        }
-    }
 }
 
 impl Inspected {
@@ -66,7 +47,7 @@ impl Inspected {
         line("format", self.format());
         if let Some(digest) = &self.digest {
             line("size", &format!("{} bytes", self.opened.size));
-            line("digest", &format!("sha256:{digest}"));
+            line("digest", &digest.to_string());
         }
         line("architecture", metadata.architecture.map_or("unknown", |architecture| architecture.name()));
         line("system", metadata.os.as_deref().unwrap_or("unknown"));
@@ -101,7 +82,7 @@ impl Inspected {
             "image": self.opened.path.to_string_lossy(),
             "format": self.format(),
             "size": self.digest.as_ref().map(|_| self.opened.size),
-            "digest": self.digest.as_ref().map(|digest| format!("sha256:{digest}")),
+            "digest": self.digest.map(|digest| digest.to_string()),
             "architecture": metadata.architecture.map(|architecture| architecture.name()),
             "system": metadata.os,
             "made_by": format!("{:?}", metadata.maker).to_lowercase(),

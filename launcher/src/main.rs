@@ -12,6 +12,7 @@ mod plan;
 mod progress;
 mod sandbox;
 mod slurm;
+mod stage;
 mod step;
 mod sys;
 
@@ -23,7 +24,7 @@ use clap::{CommandFactory, Parser};
 use mizzen_core::config::{DEFAULT_PATH, Source};
 use mizzen_core::{Config, Failure};
 
-use cli::{Cli, Command};
+use cli::{CacheCommand, Cli, Command};
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os();
@@ -60,6 +61,10 @@ fn main() -> ExitCode {
         Command::Inspect { json, image } => inspect::inspect(&image).and_then(|found| {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
         }),
+        Command::Stage { images } => Config::load(&Source::Default)
+            .and_then(|config| stage::commands::stage(&images, &config))
+            .and_then(|text| print(&text)),
+        Command::Cache { json, command } => return cache(&command, json),
         Command::Doctor { json } => return doctor::examine(json),
         Command::CheckConfig { file } => check_config(file.as_deref()),
         Command::Completions { shell } => {
@@ -83,6 +88,29 @@ fn run(container: cli::ContainerArgs) -> ExitCode {
         Err(unstartable) => {
             report(&unstartable.failure);
             ExitCode::from(unstartable.code)
+        }
+    }
+}
+
+fn cache(command: &CacheCommand, json: bool) -> ExitCode {
+    let outcome = Config::load(&Source::Default)
+        .and_then(|config| stage::commands::Commands::new(&config))
+        .and_then(|cache| match command {
+            CacheCommand::List => cache.list(),
+            CacheCommand::Verify => cache.verify(),
+            CacheCommand::Prune => cache.prune(),
+            CacheCommand::Remove { all, images } => cache.remove(images, *all),
+        });
+    let printed = outcome.and_then(|outcome| {
+        print(&if json { format!("{:#}\n", outcome.json) } else { outcome.text })?;
+        Ok(outcome.good)
+    });
+    match printed {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(failure) => {
+            report(&failure);
+            ExitCode::FAILURE
         }
     }
 }

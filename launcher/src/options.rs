@@ -10,6 +10,7 @@ use mizzen_core::settings::{Settings, Writable};
 use mizzen_core::{Config, Failure};
 
 use crate::slurm::Inside;
+use crate::stage::Staging;
 
 /// Everything that shapes a container.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +39,8 @@ pub struct RunOptions {
     pub verbose: bool,
     /// Further namespaces of the container's own.
     pub unshare: Unshare,
+    /// When and where the image is copied first.
+    pub staging: Staging,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
 }
@@ -122,6 +125,7 @@ impl RunOptions {
             writable: settings.writable.unwrap_or_default(),
             entrypoint: settings.entrypoint == Some(true),
             verbose: settings.verbose == Some(true),
+            staging: Staging::new(settings.stage.unwrap_or_default(), config)?,
             ..RunOptions::default()
         })
     }

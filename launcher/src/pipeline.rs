@@ -1,17 +1,17 @@
 //! The way of a container, from the user's words to the running program. Read this file first.
 //!
-//!     options -> image, by content -> metadata -> plan (nothing has happened yet) -> sandbox -> program
+//!     options -> image, by content -> copy on this node -> metadata -> plan (nothing has happened yet) -> sandbox -> program
 //!
 //! Runs as the user on the host, and from `sandbox::run` on in the container's namespaces.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
-use mizzen_core::{Config, Failure, request};
+use mizzen_core::{Config, Digest, Failure, request};
 
 use crate::host::Host;
 use mizzen_squashfs::squashfs;
@@ -21,12 +21,13 @@ use crate::options::RunOptions;
 use crate::plan::{Plan, What};
 use crate::report_note;
 use crate::sandbox::{self, RootSource, Sources, Unstartable};
+use crate::stage::{self, Ready, Staging};
 
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
     let mut watch = Stopwatch::start();
     let host = Host::look();
-    let image = Image::find(&options.image, &host)?;
+    let image = Image::find(&options.image, &options.staging)?;
     watch.lap("stage");
     let (plan, sources) = plan(options, image, &host)?;
     watch.lap("plan");
@@ -37,7 +38,8 @@ pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
     sandbox::build(&plan, sources, None)?;
     watch.lap("mount");
     if options.verbose {
-        report_note(&watch.text());
+        let digest = plan.facts.digest.iter().map(|digest| format!("{digest}, "));
+        report_note(&(digest.collect::<String>() + &watch.text()));
     }
     Err(sandbox::start(&plan.program))
 }
@@ -67,10 +69,10 @@ impl Stopwatch {
     }
 }
 
-/// Everything before the first side effect.
+/// Everything before the first side effect: no copy of the image is made either.
 pub fn prepare(options: &RunOptions) -> Result<(Plan, Sources), Failure> {
     let host = Host::look();
-    let image = Image::find(&options.image, &host)?;
+    let image = Image::find(&options.image, &Staging::never())?;
     plan(options, image, &host)
 }
 
@@ -92,6 +94,8 @@ pub fn plan(options: &RunOptions, image: Image, host: &Host) -> Result<(Plan, So
 pub struct Image {
     /// The file or directory.
     pub opened: Opened,
+    /// The digest of its content, if it was computed.
+    pub digest: Option<Digest>,
     content: Content,
 }
 
@@ -103,16 +107,14 @@ enum Content {
 
 impl Image {
     /// Finds what the user names, in the current directory or the site's folders, and recognises it.
-    pub fn find(name: &Path, host: &Host) -> Result<Image, Failure> {
-        let config = Config::load(&Source::Default)?;
-        let directory = host.cwd.as_deref().unwrap_or(Path::new("/"));
-        let path = request::image_path(name.as_os_str().as_bytes(), directory, &config)?;
-        Image::find_at(&path)
+    pub fn find(name: &Path, staging: &Staging) -> Result<Image, Failure> {
+        let (path, pin) = named_image(name, &Config::load(&Source::Default)?)?;
+        Image::find_at(&path, pin, staging)
     }
 
-    /// Recognises the image at an absolute path.
-    pub fn find_at(path: &Path) -> Result<Image, Failure> {
-        let opened = image::identify(path)?;
+    /// Recognises the image at an absolute path, and copies it to this node if that is wanted.
+    pub fn find_at(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Image, Failure> {
+        let Ready { opened, digest, .. } = stage::image(path, pin, staging)?;
         let content =
             match &opened.kind {
                 Kind::Squashfs => Content::Squashfs(Arc::new(open_squashfs(&opened, 0)?)),
@@ -121,7 +123,7 @@ impl Image {
                     Failure::new(format!("{}: {error}", quote(path.as_os_str().as_bytes())))
                 })?),
             };
-        Ok(Image { opened, content })
+        Ok(Image { opened, digest, content })
     }
 
     /// The files in it.
@@ -136,6 +138,7 @@ impl Image {
     pub fn metadata(&self) -> Result<Metadata, Failure> {
         let mut metadata = image::metadata(self.tree()).map_err(|failure| self.named(failure))?;
         metadata.architecture = metadata.architecture.or(self.opened.architecture);
+        metadata.digest = self.digest;
         Ok(metadata)
     }
 
@@ -151,6 +154,12 @@ impl Image {
         let image = quote(self.opened.path.as_os_str().as_bytes());
         failure.about(image)
     }
+}
+
+/// The path of what the user names, in the current directory or the site's folders, and the content that it must have.
+pub fn named_image(name: &Path, config: &Config) -> Result<(PathBuf, Option<Digest>), Failure> {
+    let directory = std::env::current_dir().unwrap_or_else(|_| "/".into());
+    request::find_image(name.as_os_str().as_bytes(), &directory, config)
 }
 
 /// A squashfs file for a data mount.

@@ -15,13 +15,14 @@ pub struct Progress {
     begin: Instant,
     last: Option<Instant>,
     terminal: bool,
+    speaks: bool,
 }
 
 impl Progress {
-    /// Work on `total` bytes.
-    pub fn new(what: impl Into<String>, total: u64) -> Progress {
+    /// Work on `total` bytes. Nothing is shown unless `speaks`: of many who do the same, one shall tell.
+    pub fn new(what: impl Into<String>, total: u64, speaks: bool) -> Progress {
         let terminal = std::io::stderr().is_terminal();
-        Progress { what: what.into(), total, done: 0, begin: Instant::now(), last: None, terminal }
+        Progress { what: what.into(), total, done: 0, begin: Instant::now(), last: None, terminal, speaks }
     }
 
     /// So many bytes more are done.
@@ -29,7 +30,7 @@ impl Progress {
         self.done += bytes;
         let pause = if self.terminal { Duration::from_millis(200) } else { Duration::from_secs(5) };
         let waited = self.last.map_or(self.begin.elapsed() >= PATIENCE, |last| last.elapsed() >= pause);
-        if waited {
+        if waited && self.speaks {
             self.last = Some(Instant::now());
             self.show(if self.terminal { "\x1b[K\r" } else { "\n" });
         }

@@ -138,8 +138,8 @@ fn component_request(reported: &[Reported], inherited: Option<Request>) -> Resul
     let settings = typed.clone().or(lower).absolute(&directory);
     let Some(named) = named_image(ours, inherited.is_none())? else {
         return match inherited {
-            Some(Request::Container(Container { image, .. })) => {
-                Ok(Some(Request::Container(Container { image, settings })))
+            Some(Request::Container(Container { image, digest, .. })) => {
+                Ok(Some(Request::Container(Container { image, digest, settings })))
             }
             _ if typed != Settings::default() => {
                 let option = reported.first().map(Reported::name).unwrap_or_default();
@@ -154,7 +154,9 @@ fn component_request(reported: &[Reported], inherited: Option<Request>) -> Resul
         Named::Image { option, value } => image_request(&option, &value, &directory)?,
     };
     Ok(Some(match request {
-        Request::Container(Container { image, .. }) => Request::Container(Container { image, settings }),
+        Request::Container(Container { image, digest, .. }) => {
+            Request::Container(Container { image, digest, settings })
+        }
         other => other,
     }))
 }
@@ -224,7 +226,9 @@ fn different_containers(one: &str, other: &str) -> Failure {
 
 fn show(request: &Option<Request>) -> String {
     match request {
-        Some(Request::Container(container)) if container.settings == Settings::default() => {
+        Some(Request::Container(container))
+            if container.settings == Settings::default() && container.digest.is_none() =>
+        {
             quote(container.image.as_os_str().as_bytes())
         }
         Some(Request::SlurmRuntime) => "Slurm's own runtime".to_owned(),

@@ -7,8 +7,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use mizzen_core::Failure;
 use mizzen_core::failure::quote;
+use mizzen_core::{Digest, Failure};
 
 use super::architecture::{self, Architecture, host_architecture};
 use super::tree::{self, Entry, Tree};
@@ -63,6 +63,8 @@ pub struct Metadata {
     /// Places (`file:line`) whose meaning only a shell would know, or that no environment can hold; the first
     /// hundred.
     pub not_understood: Vec<String>,
+    /// The digest of the whole image, if it was computed.
+    pub digest: Option<Digest>,
 }
 
 impl Metadata {
@@ -76,6 +78,7 @@ impl Metadata {
             labels: BTreeMap::new(),
             maker,
             architecture: None,
+            digest: None,
             os: None,
             not_understood: Vec::new(),
         }

@@ -72,6 +72,9 @@ const RULES: [(&str, Rule); 32] = [
 /// What PATH is in an image that does not say.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Tells programs which image they run in, if its digest is known.
+pub const DIGEST_VARIABLE: &str = "MIZZEN_IMAGE_DIGEST";
+
 /// The environment, in the order of names. `host` is the host's.
 pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]) -> Vec<Variable> {
     let mut chosen: BTreeMap<OsString, (OsString, &'static str)> = BTreeMap::new();
@@ -79,10 +82,11 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
     if let Some(zone) = &facts.time_zone {
         chosen.insert("TZ".into(), (zone.into(), "the node's time zone"));
     }
-    // Those of another step mean nothing here.
+    // Those of another step mean nothing here, nor does what belongs to another image.
     let between = [slurm::HOST_VARIABLE, slurm::inside::VARIABLE];
-    let of_other_step =
-        |name: &OsString| options.step.is_some() && between.iter().any(|between| name == *between);
+    let of_other_step = |name: &OsString| {
+        name == DIGEST_VARIABLE || options.step.is_some() && between.iter().any(|between| name == *between)
+    };
     for (name, value) in host.iter().filter(|(name, _)| !of_other_step(name)) {
         let kept = match rule(name) {
             Some(Rule::Drop) => false,
@@ -121,6 +125,9 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
             chosen.insert("PATH".into(), (longer, "Slurm's commands before the image's"));
         }
         chosen.insert(slurm::HOST_VARIABLE.into(), (address.into(), "Slurm's commands"));
+    }
+    if let Some(digest) = &facts.digest {
+        chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), "the image's content"));
     }
     chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory"));
     for (option, origin) in &options.environment {

@@ -19,7 +19,7 @@ use crate::host::Host;
 use crate::image::{Entry, Metadata, Tree, resolve};
 use crate::options::{Origin, RunOptions, Unshare};
 
-pub use environment::{Variable, belongs_to_one_side};
+pub use environment::{DIGEST_VARIABLE, Variable, belongs_to_one_side};
 pub use identity::Identity;
 pub use mounts::lies_in;
 pub use root::{Changes, Root};
@@ -63,6 +63,8 @@ pub struct Facts {
     pub mpi_environment: Vec<(OsString, OsString)>,
     /// Where the helper for Slurm's commands listens, if there is one.
     pub commands: Option<String>,
+    /// The digest of the image, if it was computed.
+    pub digest: Option<String>,
 }
 
 /// A program, ready to be started inside.
@@ -207,6 +209,7 @@ impl Plan {
             time_zone: host.time_zone.clone(),
             mpi_environment: mpi.variables,
             commands: options.step.as_ref().and_then(|step| step.commands.clone()),
+            digest: metadata.digest.map(|digest| digest.to_string()),
         };
         let command = decide_command(options, tree, metadata, host);
         let program = Program::new(options, &facts, command, &host.environment);

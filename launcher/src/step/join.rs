@@ -13,7 +13,7 @@ use nix::unistd::geteuid;
 
 use super::STEP_VARIABLE;
 use crate::options::{RunOptions, StepOptions};
-use crate::plan::{Explained, Facts, Program, belongs_to_one_side};
+use crate::plan::{DIGEST_VARIABLE, Explained, Facts, Program, belongs_to_one_side};
 use crate::sandbox::Namespaces;
 
 /// Enters the container of `step`, and gives the program to start there: with this step's environment, and with that of
@@ -36,7 +36,7 @@ pub fn enter(
     let workdir = fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| "/".into());
     namespaces.enter().map_err(about)?;
     let mut environment = environment.to_vec();
-    environment.retain(|(name, _)| name != request::VARIABLE);
+    environment.retain(|(name, _)| name != request::VARIABLE && name != DIGEST_VARIABLE);
     let typed = |name: &OsStr| environment.iter().any(|(known, _)| known == name);
     joined.retain(|(name, _)| !typed(name) || belongs_to_one_side(name));
     let facts = Facts {

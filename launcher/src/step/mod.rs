@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use mizzen_core::failure::quote;
 use mizzen_core::handover::{self, Accounts, Role};
 use mizzen_core::request::{self, Container};
-use mizzen_core::{Config, Failure, Handover, Request};
+use mizzen_core::{Config, Digest, Failure, Handover, Request};
 
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
@@ -116,7 +116,7 @@ fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
 fn enter(
     handover: &Handover,
     meeting: &Meeting,
-    Container { image, settings }: Container,
+    Container { image, digest, settings }: Container,
     environment: &[(OsString, OsString)],
 ) -> Result<Program, Failure> {
     let config = Config::load(&handover.config)?;
@@ -141,8 +141,9 @@ fn enter(
                     Err(failure) => report_note(&format!("{}: {failure}", handover.node)),
                 }
             }
-            let Built { namespaces, facts, watch } = build(handover, &options, *broker, accounts)?;
-            let times = format!("{}: {}", quote(options.image.as_os_str().as_bytes()), watch.text());
+            let Built { namespaces, facts, watch } = build(handover, &options, digest, *broker, accounts)?;
+            let digest = facts.digest.iter().map(|digest| format!("@{digest}")).collect::<String>();
+            let times = format!("{}{digest}: {}", quote(options.image.as_os_str().as_bytes()), watch.text());
             if *alone {
                 meeting.announce_alone(times);
             } else {
@@ -157,7 +158,8 @@ fn enter(
     let program = Program::new(&options, &facts, command, &environment);
     if let Some(mut watch) = watch.filter(|_| options.verbose) {
         watch.lap("enter");
-        report_note(&format!("{}: {}", handover.node, watch.text()));
+        let digest = facts.digest.iter().map(|digest| format!("{digest}, ")).collect::<String>();
+        report_note(&format!("{}: {digest}{}", handover.node, watch.text()));
     }
     Ok(program)
 }
@@ -173,6 +175,7 @@ struct Built {
 fn build(
     handover: &Handover,
     options: &RunOptions,
+    pin: Option<Digest>,
     broker: Option<i32>,
     accounts: &Accounts,
 ) -> Result<Built, Failure> {
@@ -182,7 +185,7 @@ fn build(
         .transpose()
         .map_err(|error| Failure::new(format!("the broker's descriptor is closed: {error}")))?;
     let host = Host::look_with(accounts, broker.is_some());
-    let image = pipeline::Image::find_at(&options.image)?;
+    let image = pipeline::Image::find_at(&options.image, pin, &options.staging)?;
     watch.lap("stage");
     let (plan, sources) = pipeline::plan(options, image, &host)?;
     watch.lap("plan");

@@ -1,0 +1,105 @@
+//! What can be said about copies of images on the node: when they are made, and how much room they may take.
+
+use serde::Deserialize;
+
+use crate::Failure;
+use crate::failure::quote;
+
+/// When an image is copied to the node before it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// When it lies on a network file system.
+    #[default]
+    Auto,
+    /// Always, but for directories.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl Policy {
+    const ALL: [Policy; 3] = [Policy::Auto, Policy::Always, Policy::Never];
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Auto => "auto",
+            Policy::Always => "always",
+            Policy::Never => "never",
+        }
+    }
+
+    /// Reads the word.
+    pub fn parse(text: &[u8]) -> Result<Policy, Failure> {
+        let found = Policy::ALL.into_iter().find(|policy| policy.name().as_bytes() == text);
+        found.ok_or_else(|| Failure::new(format!("\"{}\" is not auto, always or never", quote(text))))
+    }
+}
+
+/// An amount of storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// So many bytes.
+    Bytes(u64),
+    /// A part of the file system.
+    Percent(u64),
+}
+
+impl Amount {
+    /// Reads `100g` or `10%`; nothing at all is no limit.
+    pub fn parse(text: &str) -> Result<Option<Amount>, Failure> {
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let bad = || {
+            Failure::new(format!("\"{}\" is not an amount of storage", quote(text.as_bytes()))).hint(
+                "write a number with k, m, g or t behind it, or a percentage of the file system: 100g, 10%",
+            )
+        };
+        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+        let number: u64 = text[..text.len() - unit.len()].parse().map_err(|_| bad())?;
+        let shift = match unit {
+            "%" if number <= 100 => return Ok(Some(Amount::Percent(number))),
+            "" => 0,
+            "k" | "K" => 10,
+            "m" | "M" => 20,
+            "g" | "G" => 30,
+            "t" | "T" => 40,
+            _ => return Err(bad()),
+        };
+        number.checked_mul(1 << shift).map(|bytes| Some(Amount::Bytes(bytes))).ok_or_else(bad)
+    }
+
+    /// In bytes, on a file system of this size.
+    pub fn of(self, file_system: u64) -> u64 {
+        match self {
+            Amount::Bytes(bytes) => bytes,
+            Amount::Percent(percent) => (u128::from(file_system) * u128::from(percent) / 100) as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read() {
+        assert_eq!(Amount::parse(""), Ok(None));
+        assert_eq!(Amount::parse("2g"), Ok(Some(Amount::Bytes(2 << 30))));
+        assert_eq!(Amount::parse("0"), Ok(Some(Amount::Bytes(0))));
+        assert_eq!(Amount::parse("10%").unwrap().unwrap().of(u64::MAX), u64::MAX / 10);
+        for text in ["g", "-1", "101%", "1gg", "10Q", "99999999t", " 1g", "1.5g", "%"] {
+            assert!(Amount::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn policies_survive_their_text() {
+        for policy in Policy::ALL {
+            assert_eq!(Policy::parse(policy.name().as_bytes()), Ok(policy));
+        }
+        assert!(Policy::parse(b"sometimes").unwrap_err().message.contains("\"sometimes\" is not auto"));
+    }
+}

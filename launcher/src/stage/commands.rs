@@ -1,0 +1,217 @@
+//! `mizzen stage` and `mizzen cache`: the copies, for people and for prologs. Runs as the user on the host.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use mizzen_core::failure::quote;
+use mizzen_core::staging::Policy;
+use mizzen_core::{Config, Digest, Failure};
+use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_OMIT, flock, fstat, futimens};
+use serde_json::{Value, json};
+
+use super::cache::{Cache, Manifest, SOURCE, why_broken};
+use super::room::{self, Copy, megabytes};
+use super::{Place, Staging, progress};
+use crate::image::Kind;
+use crate::pipeline::named_image;
+use crate::progress::Progress;
+
+/// Copies images to the node before somebody needs them. Gives one line for each.
+pub fn stage(names: &[PathBuf], config: &Config) -> Result<String, Failure> {
+    let staging = Staging::new(Policy::Always, config)?;
+    let mut text = String::new();
+    for name in names {
+        let (path, pin) = named_image(name, config)?;
+        let ready = super::image(&path, pin, &staging)?;
+        let image = quote(path.as_os_str().as_encoded_bytes());
+        let what = match (ready.place, ready.opened.kind, ready.digest) {
+            (_, Kind::Directory, _) => "a directory, used where it is".to_owned(),
+            (Place::Cache, _, Some(digest)) => format!("{digest} was there"),
+            (Place::Copied, _, Some(digest)) => format!("{digest} copied, {}", megabytes(ready.opened.size)),
+            // A note has told why.
+            _ => return Err(Failure::new(format!("{image}: not copied"))),
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{image}: {what}");
+    }
+    Ok(text)
+}
+
+/// A result for people or for programs, and whether all was well.
+pub struct Outcome {
+    pub text: String,
+    pub json: Value,
+    pub good: bool,
+}
+
+/// The user's cache.
+pub struct Commands {
+    cache: Cache,
+    staging: Staging,
+}
+
+impl Commands {
+    /// Opens it.
+    pub fn new(config: &Config) -> Result<Commands, Failure> {
+        Ok(Commands {
+            cache: Cache::open(&config.stage_directory)?,
+            staging: Staging::new(config.stage, config)?,
+        })
+    }
+
+    /// Shows all copies, the last used first.
+    pub fn list(&self) -> Result<Outcome, Failure> {
+        let manifests = self.manifests()?;
+        let mut copies = self.copies()?;
+        copies.sort_by_key(|copy| std::cmp::Reverse(copy.used));
+        let (mut text, mut listed) = (String::new(), Vec::new());
+        for copy in &copies {
+            let in_use = self.cache.open_file(&copy.name).is_ok_and(room::in_use);
+            let sources: Vec<&Manifest> = of_copy(&manifests, copy.digest).collect();
+            let paths: Vec<String> =
+                sources.iter().map(|manifest| quote(manifest.source.as_bytes())).collect();
+            let used = if in_use { "in use".to_owned() } else { format!("used {} ago", age(copy.used.0)) };
+            let (size, paths) = (megabytes(copy.size), paths.join(", "));
+            let _ = writeln!(text, "{}  {size:>12}  {used:<14}  {paths}", copy.digest);
+            listed.push(json!({
+                "digest": copy.digest.to_string(),
+                "size": copy.size,
+                "last_used": copy.used.0,
+                "in_use": in_use,
+                "sources": sources.iter().map(|manifest| json!({
+                    "path": manifest.source, "staged": manifest.staged,
+                })).collect::<Vec<_>>(),
+            }));
+        }
+        let total: u64 = copies.iter().map(|copy| copy.size).sum();
+        let directory = quote(self.cache.path.as_os_str().as_encoded_bytes());
+        let _ = writeln!(text, "{directory}: {} copies, {}", copies.len(), megabytes(total));
+        let json = json!({ "directory": directory, "size": total, "copies": listed });
+        Ok(Outcome { text, json, good: true })
+    }
+
+    /// Reads every copy and compares it with its digest; what differs is set aside and copied again when it is needed.
+    pub fn verify(&self) -> Result<Outcome, Failure> {
+        let (mut text, mut listed, mut good) = (String::new(), Vec::new(), true);
+        for copy in self.copies()? {
+            let Some(found) = self.check(&copy) else { continue };
+            let state = found.as_ref().err().cloned().unwrap_or_else(|| "good".to_owned());
+            if found.is_err() {
+                self.cache.set_aside(&copy.name);
+                good = false;
+            }
+            let _ = writeln!(text, "{}: {state}", copy.digest);
+            listed.push(json!({ "digest": copy.digest.to_string(), "good": found.is_ok(), "state": state }));
+        }
+        Ok(Outcome { text, json: json!({ "copies": listed, "good": good }), good })
+    }
+
+    /// What is wrong with a copy. None if it is gone.
+    fn check(&self, copy: &Copy) -> Option<Result<(), String>> {
+        let file = self.cache.open_file(&copy.name).ok()?;
+        // Nobody removes it while it is read.
+        let _ = flock(&file, FlockOperation::NonBlockingLockShared);
+        let stat = fstat(&file).ok()?;
+        if let Some(why) = why_broken(&stat, None) {
+            return Some(Err(format!("broken: {why}")));
+        }
+        let mut progress: Progress = progress(&self.cache.path.join(&copy.name), "verifying", copy.size);
+        let found = super::copy::copy(&file, None, copy.size, &mut |bytes| progress.advance(bytes));
+        // To be verified is not to be used.
+        let used = Timespec { tv_sec: copy.used.0, tv_nsec: copy.used.1 as _ };
+        let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let _ = futimens(&file, &Timestamps { last_access: used, last_modification: same });
+        Some(match found {
+            Ok(digest) if digest == copy.digest => Ok(()),
+            Ok(digest) => Err(format!("broken: its content is {digest}")),
+            Err(error) => Err(format!("broken: cannot be read: {error:?}")),
+        })
+    }
+
+    /// Keeps the limits, and removes what belongs to no copy.
+    pub fn prune(&self) -> Result<Outcome, Failure> {
+        let before: u64 = self.copies()?.iter().map(|copy| copy.size).sum();
+        let left_over = room::sweep(&self.cache);
+        let tight = room::make(&self.cache, 0, 0, &self.staging.limits).err();
+        let after: u64 = self.copies()?.iter().map(|copy| copy.size).sum();
+        self.forget()?;
+        let freed = before.saturating_sub(after);
+        let mut text = format!(
+            "{} freed, {} kept, {left_over} other files removed\n",
+            megabytes(freed),
+            megabytes(after)
+        );
+        if tight.is_some() {
+            text.push_str("the limits are exceeded all the same: by copies in use, or by others' files\n");
+        }
+        let json = json!({ "freed": freed, "size": after, "removed_files": left_over, "within_limits": tight.is_none() });
+        Ok(Outcome { text, json, good: true })
+    }
+
+    /// Removes copies, named by digest or by source; `all` removes every one that is not in use.
+    pub fn remove(&self, names: &[String], all: bool) -> Result<Outcome, Failure> {
+        let manifests = self.manifests()?;
+        let matches = |copy: &Copy, name: &str| {
+            let path = std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
+            Digest::parse(name) == Some(copy.digest)
+                || of_copy(&manifests, copy.digest).any(|manifest| Path::new(&manifest.source) == path)
+        };
+        let copies = self.copies()?;
+        if let Some(name) = names.iter().find(|name| !copies.iter().any(|copy| matches(copy, name))) {
+            return Err(Failure::new(format!("{}: no copy of it is here", quote(name.as_bytes())))
+                .hint("`mizzen cache list` shows all copies with their digests and sources"));
+        }
+        let (mut text, mut listed, mut good) = (String::new(), Vec::new(), true);
+        for copy in copies.iter().filter(|copy| all || names.iter().any(|name| matches(copy, name))) {
+            let removed = room::remove_unused(&self.cache, &copy.name);
+            good &= removed || all;
+            let _ = writeln!(text, "{}: {}", copy.digest, if removed { "removed" } else { "in use, kept" });
+            listed.push(json!({ "digest": copy.digest.to_string(), "removed": removed }));
+        }
+        self.forget()?;
+        Ok(Outcome { text, json: json!({ "copies": listed }), good })
+    }
+
+    fn copies(&self) -> Result<Vec<Copy>, Failure> {
+        room::copies(&self.cache).map_err(|error| self.unlisted(&error))
+    }
+
+    fn manifests(&self) -> Result<Vec<Manifest>, Failure> {
+        let names = self.cache.names(SOURCE).map_err(|error| self.unlisted(&error))?;
+        Ok(names.iter().filter_map(|name| self.cache.manifest(name)).collect())
+    }
+
+    /// Removes manifests and locks of sources whose copies are gone.
+    fn forget(&self) -> Result<(), Failure> {
+        let copies = self.copies()?;
+        for name in self.cache.names(SOURCE).map_err(|error| self.unlisted(&error))? {
+            let manifest = self.cache.manifest(&name.replace(".lock", ".json"));
+            let digest = manifest.and_then(|manifest| Digest::parse(&manifest.digest));
+            if !copies.iter().any(|copy| Some(copy.digest) == digest) {
+                // Not one that somebody holds: he is making the copy.
+                room::remove_unused(&self.cache, &name);
+            }
+        }
+        Ok(())
+    }
+
+    fn unlisted(&self, error: &std::io::Error) -> Failure {
+        Failure::new(format!("{}: {error}", self.cache.path.display()))
+    }
+}
+
+fn of_copy(manifests: &[Manifest], digest: Digest) -> impl Iterator<Item = &Manifest> {
+    manifests.iter().filter(move |manifest| Digest::parse(&manifest.digest) == Some(digest))
+}
+
+/// How long ago, roughly.
+fn age(seconds: i64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
+    match (now - seconds).max(0) {
+        seconds if seconds < 120 => format!("{seconds} s"),
+        seconds if seconds < 7200 => format!("{} min", seconds / 60),
+        seconds if seconds < 172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
+}

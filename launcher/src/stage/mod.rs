@@ -1,0 +1,324 @@
+//! Staging: an image on a network file system is copied to the node once, and used from there. Runs as the user on the
+//! host.
+//!
+//!     source, opened -> known, and its copy is good? ----------------------> the copy
+//!                    -> else, one process at a time: room, copy, publish --> the copy
+//!                    -> no room, no lock, no cache: a note --------------> the source
+//!
+//! The source is opened first in any case, so nobody uses a copy of what he cannot read.
+
+mod cache;
+pub mod commands;
+mod copy;
+mod lock;
+mod place;
+mod room;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use mizzen_core::failure::cause;
+use mizzen_core::staging::{Amount, Policy};
+use mizzen_core::{Config, Digest, Failure};
+use rustix::io::Errno;
+
+use crate::image::{self, Kind, Opened, shown};
+use crate::progress::Progress;
+use crate::report_note;
+use cache::{Cache, Identity, Manifest, describe};
+use copy::{CopyError, copy};
+use lock::{Lock, Turn};
+use room::Limits;
+
+/// What the site and the user say about staging.
+#[derive(Clone, Debug, Default)]
+pub struct Staging {
+    /// When to copy.
+    pub policy: Policy,
+    directory: PathBuf,
+    limits: Limits,
+    network: Vec<String>,
+}
+
+impl Staging {
+    /// The site's settings with this policy.
+    pub fn new(policy: Policy, config: &Config) -> Result<Staging, Failure> {
+        let limits = Limits {
+            max_size: Amount::parse(&config.stage_max_size)?,
+            keep_free: Amount::parse(&config.stage_keep_free)?,
+        };
+        let (directory, network) = (config.stage_directory.clone(), config.network_file_systems.clone());
+        Ok(Staging { policy, directory, limits, network })
+    }
+
+    /// Uses everything where it is.
+    pub fn never() -> Staging {
+        Staging { policy: Policy::Never, ..Staging::default() }
+    }
+}
+
+/// An image, ready to be used.
+pub struct Ready {
+    /// The source as it was recognised, with the file that is to be used.
+    pub opened: Opened,
+    /// Its digest, if somebody had a reason to compute it.
+    pub digest: Option<Digest>,
+    /// Where it is used.
+    pub place: Place,
+}
+
+/// Where an image is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Where it was found.
+    Source,
+    /// A copy that was there.
+    Cache,
+    /// A copy that has just been made.
+    Copied,
+}
+
+/// Why there is no copy.
+enum Trouble {
+    /// The source cannot be read, or changes: perhaps not the next time.
+    Source(Failure),
+    /// The cache cannot be used; the source can.
+    Cache(String),
+    /// It is not what was asked for.
+    Refused(Failure),
+}
+
+/// A source that changes, or a file server that forgets, gets so many chances.
+const ATTEMPTS: u32 = 3;
+/// Who waits for another's copy gives up when that makes no progress for so long.
+const STALLED: Duration = Duration::from_secs(60);
+
+/// Finds, copies and checks an image as is wanted. If `pin` is given it has that content, or this fails.
+pub fn image(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Ready, Failure> {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let opened = image::identify(path)?;
+        match once(opened, pin, staging) {
+            Ok(ready) => return Ok(ready),
+            Err(Trouble::Cache(why)) => return Err(Failure::new(why)),
+            Err(Trouble::Refused(failure)) => return Err(failure.about(shown(path))),
+            Err(Trouble::Source(failure)) if attempt == ATTEMPTS => return Err(failure),
+            Err(Trouble::Source(_)) => std::thread::sleep(Duration::from_millis(200) * attempt),
+        }
+    }
+}
+
+fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready, Trouble> {
+    let place = shown(&opened.path);
+    if opened.kind == Kind::Directory {
+        return match pin {
+            None => Ok(Ready { opened, digest: None, place: Place::Source }),
+            Some(_) => Err(Trouble::Refused(Failure::new("a directory has no digest"))),
+        };
+    }
+    let cache = match wanted(&opened.file, staging) {
+        Ok(cache) => cache,
+        Err(failure) => {
+            note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
+            None
+        }
+    };
+    let ready = match cache.map(|cache| staged(&cache, &opened, &staging.limits)) {
+        Some(Ok((file, digest, place))) => {
+            Ready { opened: Opened { file, ..opened }, digest: Some(digest), place }
+        }
+        Some(Err(Trouble::Cache(why))) => {
+            note(&format!("{place} is used where it is: {why}"), None);
+            in_place(opened, pin)?
+        }
+        Some(Err(trouble)) => return Err(trouble),
+        None => in_place(opened, pin)?,
+    };
+    match (pin, ready.digest) {
+        (Some(pin), Some(found)) if pin != found => {
+            let failure = Failure::new(format!("its content is {found}, not {pin}"));
+            Err(Trouble::Refused(
+                failure.hint("it is another image than the one that was asked for by its digest"),
+            ))
+        }
+        _ => Ok(ready),
+    }
+}
+
+/// The user's cache, if a copy of this file is wanted.
+fn wanted(file: &File, staging: &Staging) -> Result<Option<Cache>, Failure> {
+    match staging.policy {
+        Policy::Never => return Ok(None),
+        Policy::Auto if !place::is_network(file, &staging.network) => return Ok(None),
+        Policy::Auto | Policy::Always => {}
+    }
+    let cache = Cache::open(&staging.directory)?;
+    // Diskless nodes: a copy would go over the same network, or take the job's memory.
+    let useless = place::is_network(&cache.dir, &staging.network) || place::is_memory(&cache.dir);
+    Ok((staging.policy == Policy::Always || !useless).then_some(cache))
+}
+
+/// The image where it is; read as a whole only if its content matters.
+fn in_place(opened: Opened, pin: Option<Digest>) -> Result<Ready, Trouble> {
+    let digest = pin.map(|_| digest(&opened)).transpose().map_err(Trouble::Source)?;
+    Ok(Ready { opened, digest, place: Place::Source })
+}
+
+/// Computes the digest of an image.
+pub fn digest(opened: &Opened) -> Result<Digest, Failure> {
+    let mut progress = progress(&opened.path, "computing the digest", opened.size);
+    let computed = copy(&opened.file, None, opened.size, &mut |bytes| progress.advance(bytes));
+    computed.map_err(|error| match error {
+        CopyError::Source(error) | CopyError::Target(error) => unreadable(&opened.path, &error),
+        CopyError::Shorter => changing(&opened.path),
+    })
+}
+
+/// The copy of an image: the one that is there, the one that somebody else is making, or our own.
+fn staged(cache: &Cache, source: &Opened, limits: &Limits) -> Result<(File, Digest, Place), Trouble> {
+    let identity =
+        Identity::of(&source.file).map_err(|error| Trouble::Source(unreadable(&source.path, &error)))?;
+    let name = format!("{}{}.lock", cache::SOURCE, identity.key());
+    let mut heard = (String::new(), Instant::now());
+    loop {
+        if let Some((file, digest)) = cache.find(&identity) {
+            return Ok((file, digest, Place::Cache));
+        }
+        match lock::attempt(cache, &name).map_err(Trouble::Cache)? {
+            Turn::Mine(lock) => {
+                // Its last holder may have made the copy since we looked.
+                if let Some((file, digest)) = cache.find(&identity) {
+                    return Ok((file, digest, Place::Cache));
+                }
+                return make(cache, source, &identity, limits, &lock)
+                    .map(|(file, digest)| (file, digest, Place::Copied));
+            }
+            Turn::Held(who) if who != heard.0 => heard = (who, Instant::now()),
+            Turn::Held(who) if heard.1.elapsed() > STALLED => {
+                return Err(Trouble::Cache(format!("{who} is copying it and makes no progress")));
+            }
+            Turn::Held(_) => std::thread::sleep(lock::PAUSE),
+        }
+    }
+}
+
+/// Copies the image. The caller has the source's lock.
+fn make(
+    cache: &Cache,
+    source: &Opened,
+    identity: &Identity,
+    limits: &Limits,
+    lock: &Lock,
+) -> Result<(File, Digest), Trouble> {
+    settle(identity);
+    room::make(cache, identity.size, 0, limits).map_err(Trouble::Cache)?;
+    let (unfinished, digest) = match fill(cache, source, identity, lock) {
+        Err(Full::Full(_)) => {
+            // Another user's files, or a quota: let our own go, once.
+            room::make(cache, 0, identity.size, limits).map_err(Trouble::Cache)?;
+            fill(cache, source, identity, lock)
+        }
+        other => other,
+    }
+    .map_err(|error| match error {
+        Full::Full(why) => Trouble::Cache(why),
+        Full::Other(trouble) => trouble,
+    })?;
+    let unpublished = |errno| Trouble::Cache(format!("{}: {}", cache.path.display(), describe(errno)));
+    let file = cache.publish(unfinished, digest, identity.size).map_err(unpublished)?;
+    // Without it the next start copies again; this one has what it needs.
+    if let Err(error) = cache.write_manifest(&Manifest::new(&source.path, identity, digest)) {
+        note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)), None);
+    }
+    // Others may have copied at the same time.
+    let _ = room::make(cache, 0, 0, limits);
+    Ok((file, digest))
+}
+
+enum Full {
+    /// No space: there may be some after making room.
+    Full(String),
+    Other(Trouble),
+}
+
+/// Fills a new file with the source's content, and sees that the source was the same all the time.
+fn fill(
+    cache: &Cache,
+    source: &Opened,
+    identity: &Identity,
+    lock: &Lock,
+) -> Result<(cache::Unfinished, Digest), Full> {
+    let failed = |error: io::Error| {
+        let why = format!("{}: cannot write the copy: {}", cache.path.display(), cause(&error));
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOSPC | Errno::DQUOT) => Full::Full(why),
+            _ => Full::Other(Trouble::Cache(why)),
+        }
+    };
+    let unfinished = cache.begin().map_err(|errno| failed(errno.into()))?;
+    let mut progress = progress(&source.path, "copying to the node", identity.size);
+    let (mut done, mut said) = (0, Instant::now());
+    let digest = copy(&source.file, Some(&unfinished.file), identity.size, &mut |bytes| {
+        progress.advance(bytes);
+        done += bytes;
+        if said.elapsed() > Duration::from_secs(1) {
+            said = Instant::now();
+            lock.say(&format!(": {done} of {} bytes", identity.size));
+        }
+    });
+    let digest = digest.map_err(|error| match error {
+        CopyError::Target(error) => failed(error),
+        CopyError::Source(error) => Full::Other(Trouble::Source(unreadable(&source.path, &error))),
+        CopyError::Shorter => Full::Other(Trouble::Source(changing(&source.path))),
+    })?;
+    let unchanged = [Identity::of(&source.file), Identity::at(&source.path)]
+        .into_iter()
+        .all(|now| now.is_ok_and(|now| now == *identity));
+    if !unchanged {
+        return Err(Full::Other(Trouble::Source(changing(&source.path))));
+    }
+    Ok((unfinished, digest))
+}
+
+/// A file that is written within the same tick of its file system's clock keeps its times. So the copy begins when that
+/// tick is over: then every later change can be seen. Some servers count whole seconds.
+fn settle(identity: &Identity) {
+    let (seconds, nanoseconds) = identity.ctime;
+    let tick = if nanoseconds == 0 { Duration::from_millis(1100) } else { Duration::from_millis(50) };
+    let Ok(seconds) = u64::try_from(seconds) else { return };
+    let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, u32::try_from(nanoseconds).unwrap_or(0));
+    // A time in the future tells only that the clocks differ.
+    if let Ok(age) = SystemTime::now().duration_since(changed) {
+        std::thread::sleep(tick.saturating_sub(age));
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("{}: cannot read: {}", shown(path), cause(error)))
+}
+
+fn changing(path: &Path) -> Failure {
+    Failure::new(format!("{}: it changes while it is read", shown(path)))
+        .hint("start the job when the image is complete; put a new one in its place with mv")
+}
+
+/// One process of a job shows how far it is.
+fn progress(path: &Path, what: &str, total: u64) -> Progress {
+    let first = |name: &str| std::env::var_os(name).is_none_or(|value| value == "0");
+    let speaks = first("SLURM_NODEID") && first("SLURM_LOCALID");
+    Progress::new(format!("{}: {}: {what}", node(), shown(path)), total, speaks)
+}
+
+/// The node's name, as Slurm knows it.
+fn node() -> String {
+    let own = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| own())
+}
+
+fn note(text: &str, hint: Option<&str>) {
+    let hint = hint.map_or_else(String::new, |hint| format!(" ({hint})"));
+    report_note(&format!("{}: {text}{hint}", node()));
+}

@@ -1,0 +1,127 @@
+//! Makes room for a copy: those that were not used for the longest time go, never one in use. Runs as the user on the
+//! host.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use mizzen_core::Digest;
+use mizzen_core::staging::Amount;
+use rustix::fs::{AtFlags, FlockOperation, flock, fstat, fstatvfs, statat};
+use rustix::io::Errno;
+
+use super::cache::{BROKEN, COPY, Cache, TEMPORARY, describe};
+use super::lock;
+
+/// How much the copies may take.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// All of them together.
+    pub max_size: Option<Amount>,
+    /// What they leave free on the disk.
+    pub keep_free: Option<Amount>,
+}
+
+/// Making room is a matter of milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A copy, as its name and its inode tell.
+pub struct Copy {
+    pub name: String,
+    pub digest: Digest,
+    pub size: u64,
+    /// When it was last used, in seconds and nanoseconds since 1970.
+    pub used: (i64, u64),
+}
+
+/// What the copies take, and the disk has.
+struct Space {
+    taken: u64,
+    free: u64,
+    disk: u64,
+}
+
+impl Space {
+    fn lacks(&self, needed: u64, limits: &Limits) -> bool {
+        let limit = limits.max_size.map_or(u64::MAX, |amount| amount.of(self.disk));
+        let keep = limits.keep_free.map_or(0, |amount| amount.of(self.disk));
+        self.taken.saturating_add(needed) > limit || self.free < needed.saturating_add(keep)
+    }
+}
+
+/// Makes room for `needed` bytes more within the limits; in any case at least `freed` bytes are freed if they can be.
+pub fn make(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<(), String> {
+    let _lock = lock::patient(cache, "room.lock", PATIENCE)?;
+    sweep(cache);
+    let mut copies = copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
+    copies.sort_by_key(|copy| copy.used);
+    let disk = fstatvfs(&cache.dir).map_err(describe)?;
+    let mut space = Space {
+        taken: copies.iter().map(|copy| copy.size).sum(),
+        free: disk.f_bavail.saturating_mul(disk.f_frsize),
+        disk: disk.f_blocks.saturating_mul(disk.f_frsize),
+    };
+    let mut missing = freed;
+    for copy in &copies {
+        if missing == 0 && !space.lacks(needed, limits) {
+            break;
+        }
+        if remove_unused(cache, &copy.name) {
+            space.taken -= copy.size;
+            space.free += copy.size;
+            missing = missing.saturating_sub(copy.size);
+        }
+    }
+    if space.lacks(needed, limits) {
+        return Err(format!("no room for {} in {}", megabytes(needed), cache.path.display()));
+    }
+    Ok(())
+}
+
+/// For people.
+pub fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+/// All copies.
+pub fn copies(cache: &Cache) -> std::io::Result<Vec<Copy>> {
+    let mut copies = Vec::new();
+    for name in cache.names(COPY)? {
+        let Some(digest) = Digest::parse(name.trim_start_matches(COPY)) else { continue };
+        let Ok(stat) = statat(&cache.dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        copies.push(Copy { name, digest, size, used: (stat.st_atime, stat.st_atime_nsec) });
+    }
+    Ok(copies)
+}
+
+/// Removes a file unless somebody uses it. Who opens it at this moment keeps what he has opened.
+pub fn remove_unused(cache: &Cache, name: &str) -> bool {
+    match cache.open_file(name) {
+        Ok(file) => !in_use(&file) && is_named(cache, name, &file) && cache.remove(name).is_ok(),
+        Err(Errno::NOENT) => false,
+        // A link, a directory: nothing that anybody runs from.
+        Err(_) => remove_anything(cache, name),
+    }
+}
+
+/// Whether somebody has a lock on the file. If not, the caller has it until the file is closed.
+pub fn in_use(file: impl AsFd) -> bool {
+    flock(file, FlockOperation::NonBlockingLockExclusive).is_err()
+}
+
+/// Whether the name still means this file.
+fn is_named(cache: &Cache, name: &str, file: impl AsFd) -> bool {
+    let named = statat(&cache.dir, name, AtFlags::SYMLINK_NOFOLLOW);
+    matches!((named, fstat(file)), (Ok(named), Ok(opened)) if named.st_ino == opened.st_ino)
+}
+
+/// Removes what crashes and damage have left. Returns how many files.
+pub fn sweep(cache: &Cache) -> usize {
+    let left = [TEMPORARY, BROKEN].iter().flat_map(|prefix| cache.names(prefix).unwrap_or_default());
+    left.filter(|name| remove_unused(cache, name)).count()
+}
+
+fn remove_anything(cache: &Cache, name: &str) -> bool {
+    // By path, but in a directory that nobody else can write to. std follows no links here.
+    cache.remove(name).is_ok() || std::fs::remove_dir_all(cache.path.join(name)).is_ok()
+}

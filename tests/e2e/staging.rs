@@ -1,0 +1,379 @@
+//! Copies of images on the node: when they are made, that they are whole, and what happens when they cannot be made.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
+
+use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time, with_images};
+use mizzen_tests::{Cluster, SharedFs, Spec, User};
+
+/// FUSE counts as a network file system here, and the copies go to the machine's own disk.
+const TOML: &str = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\n";
+/// Alice's copies.
+const CACHE: &str = "/var/tmp/mizzen-2001";
+
+fn cluster(name: &str, toml: &str) -> Cluster {
+    with_images(Spec {
+        nodes: 1,
+        shared: SharedFs::Fuse,
+        mizzen_toml: Some(toml.to_owned()),
+        ..Cluster::spec(&format!("staging-{name}"))
+    })
+}
+
+fn copies(cluster: &Cluster) -> Vec<String> {
+    let found = cluster.run(&format!("ls {CACHE} 2>/dev/null | grep ^sha256-"));
+    found.stdout.lines().map(str::to_owned).collect()
+}
+
+/// Every copy has the content that it is named by, and nothing unfinished has a copy's name.
+#[track_caller]
+fn assert_sound(cluster: &Cluster, what: &str) {
+    let wrong = cluster.run(&format!(
+        "cd {CACHE} && for copy in sha256-*; do [ -e $copy ] || continue; \
+         [ sha256-$(sha256sum < $copy | cut -d' ' -f1) = $copy ] || echo $copy; done"
+    ));
+    assert_eq!(wrong.stdout, "", "{what}: wrong copies: {}", wrong.text());
+}
+
+fn digest_of(cluster: &Cluster, image: &str) -> String {
+    let sum = cluster.run(&format!("sha256sum < {image}")).stdout;
+    format!("sha256:{}", sum.split(' ').next().unwrap())
+}
+
+#[test]
+fn the_second_start_uses_the_copy() {
+    let cluster = cluster("second", TOML);
+    cluster.run("cp /shared/a.sqsh /shared/own.sqsh");
+    let a = "mizzen run /shared/own.sqsh cat /image";
+    assert_out(&cluster.run(a), 0, "a\n");
+    let first = copies(&cluster);
+    let digest = digest_of(&cluster, "/shared/own.sqsh");
+    assert_eq!(first, [digest.replace(':', "-")]);
+    let listing = cluster.run(&format!("stat -c '%a %U %F' {CACHE} {CACHE}/sha256-*")).stdout;
+    assert_eq!(listing, "700 alice directory\n400 alice regular file\n");
+    // Nothing is read from the source but its first bytes.
+    let read = "strace -f -y -o trace -e trace=read,pread64 mizzen run /shared/own.sqsh cat /image; grep -c 'shared/own.sqsh>' trace";
+    let again = cluster.run(read);
+    let reads: u32 = again.stdout.lines().last().unwrap().parse().unwrap();
+    assert!(again.stdout.starts_with("a\n") && reads <= 3, "{}", again.text());
+    assert_out(
+        &cluster.run("mizzen run /shared/own.sqsh sh -c 'echo $MIZZEN_IMAGE_DIGEST'"),
+        0,
+        &format!("{digest}\n"),
+    );
+    // Without the source, or without the right to read it, the copy is of no use.
+    assert_failed(
+        &cluster.run("mv /shared/own.sqsh /shared/c.sqsh; mizzen run /shared/own.sqsh true"),
+        125,
+        "no such image",
+    );
+    cluster.run_as_root("mv /shared/c.sqsh /shared/own.sqsh; chmod 0 /shared/own.sqsh");
+    assert_failed(&cluster.run(a), 125, "Permission denied");
+    cluster.run_as_root("chmod 644 /shared/own.sqsh");
+    // Another file of the same name is another image; a running container keeps what it has.
+    let replaced = cluster.run(
+        "mizzen run /shared/own.sqsh sh -c 'sleep 1; cat /image' & sleep 0.5; cp /shared/b.sqsh /shared/new; \
+         mv /shared/new /shared/own.sqsh; mizzen run /shared/own.sqsh cat /image; wait",
+    );
+    assert_out(&replaced, 0, "b\na\n");
+    assert_eq!(copies(&cluster).len(), 2);
+    assert_sound(&cluster, "second start");
+}
+
+#[test]
+fn policies_and_pins_hold() {
+    let cluster = cluster("policy", TOML);
+    let run = |options: &str, image: &str| cluster.run(&format!("mizzen run {options} {image} cat /image"));
+    assert_out(&run("--stage=never", "/shared/a.sqsh"), 0, "a\n");
+    cluster.run("cp /shared/a.sqsh local.sqsh; mizzen run local.sqsh true");
+    assert!(copies(&cluster).is_empty(), "a local file is not copied");
+    assert_failed(
+        &run("--stage=often", "/shared/a.sqsh"),
+        125,
+        "--stage: \"often\" is not auto, always or never",
+    );
+    assert_out(&run("--stage=always", "local.sqsh"), 0, "a\n");
+    assert_eq!(copies(&cluster).len(), 1);
+    let (a, b) = (digest_of(&cluster, "/shared/a.sqsh"), digest_of(&cluster, "/shared/b.sqsh"));
+    for stage in ["auto", "never"] {
+        let inside = cluster.run(&format!(
+            "mizzen run --stage={stage} /shared/a.sqsh@{a} sh -c 'cat /image; echo $MIZZEN_IMAGE_DIGEST'"
+        ));
+        assert_out(&inside, 0, &format!("a\n{a}\n"));
+        let wrong = run(&format!("--stage={stage}"), &format!("/shared/a.sqsh@{b}"));
+        assert_failed(&wrong, 125, &format!("/shared/a.sqsh: its content is {a}, not {b}"));
+    }
+    // Another image's digest is not inherited.
+    let bare = cluster
+        .run("MIZZEN_IMAGE_DIGEST=x mizzen run --stage=never /shared/a.sqsh sh -c 'echo ${MIZZEN_IMAGE_DIGEST-none}'");
+    assert_out(&bare, 0, "none\n");
+    cluster.run("mkdir -p tree/bin");
+    assert_failed(&run("", &format!("tree@{a}")), 125, "tree: a directory has no digest");
+    assert_failed(&run("", "/shared/a.sqsh@sha256:12"), 125, "no such image; tried /shared/a.sqsh@sha256:12");
+    assert_failed(&cluster.run(&format!("mizzen inspect /shared/a.sqsh@{b}")), 1, "its content is");
+}
+
+#[test]
+fn steps_use_one_copy() {
+    let cluster = cluster("steps", TOML);
+    let a = digest_of(&cluster, "/shared/a.sqsh");
+    let b = digest_of(&cluster, "/shared/b.sqsh");
+    let step =
+        cluster.run("srun -n2 --container=/shared/a.sqsh sh -c 'echo $(cat /image) $MIZZEN_IMAGE_DIGEST'");
+    assert_out(&step, 0, &format!("a {a}\n").repeat(2));
+    let on_node = cluster.run_on("node1", User::Alice, &format!("ls {CACHE} | grep -c ^sha256-")).stdout;
+    assert_eq!(on_node, "1\n");
+    cluster.run("cp /shared/a.sqsh local.sqsh");
+    let local = cluster
+        .run("srun -n2 --container-stage=always --container-verbose --container=local.sqsh cat /image");
+    assert_out(&local, 0, "a\na\n");
+    assert!(local.stderr.contains(&a), "{}", local.text());
+    assert_out(&cluster.run(&format!("srun --container=/shared/a.sqsh@{a} cat /image")), 0, "a\n");
+    assert_out(
+        &cluster
+            .run(&format!("srun --container-image=/shared/a.sqsh@{a} --container-stage=never cat /image")),
+        0,
+        "a\n",
+    );
+    let wrong = cluster.run(&format!("srun -n2 --container=/shared/a.sqsh@{b} cat /image"));
+    assert_failed(&wrong, 125, &format!("its content is {a}, not {b}"));
+    assert_failed(
+        &cluster.run("srun --container=/shared/a.sqsh --container-stage=now true"),
+        1,
+        "--container-stage: \"now\" is not auto, always or never",
+    );
+    // A nested step has the pin of its job.
+    let nested = cluster.run(&format!(
+        "printf '#!/bin/sh\\nsrun env | grep MIZZEN_IMAGE\\n' > job; sbatch -W -o out --container=/shared/a.sqsh@{a} job >/dev/null; cat out"
+    ));
+    assert_out(&nested, 0, &format!("MIZZEN_IMAGE_DIGEST={a}\n"));
+}
+
+#[test]
+fn many_starts_make_one_copy() {
+    let cluster = cluster("many", TOML);
+    // Large enough that all of them meet.
+    cluster.run("mkdir big; mizzen run --stage=never /shared/a.sqsh true; head -c 60000000 /dev/urandom > noise; cat /shared/a.sqsh noise > /shared/big.sqsh");
+    let starts = count(32, 64);
+    let many = cluster.run(&format!(
+        "for i in $(seq {starts}); do strace -ff -y -e signal=none -o trace.$i -e trace=pread64 mizzen run /shared/big.sqsh cat /image & done; wait; \
+         cat trace.* | grep 'shared/big.sqsh>' | sed 's/.* = //' | awk '{{ sum += $1 }} END {{ print sum }}'"
+    ));
+    let lines: Vec<&str> = many.stdout.lines().collect();
+    assert_eq!(lines[..lines.len() - 1], vec!["a"; starts as usize], "{}", many.text());
+    let read: f64 = lines.last().unwrap().parse().unwrap();
+    let size: f64 = cluster.run("stat -c %s /shared/big.sqsh").stdout.trim().parse().unwrap();
+    assert!(read >= size && read <= 1.1 * size, "{read} bytes were read of {size}");
+    assert_eq!(copies(&cluster).len(), 1);
+    assert_sound(&cluster, "many starts");
+}
+
+#[test]
+fn kills_leave_no_wrong_copy() {
+    let cluster = cluster("kills", TOML);
+    let start = "mizzen run /shared/a.sqsh cat /image";
+    let calls = [
+        "openat",
+        "pread64",
+        "pwrite64",
+        "fsync",
+        "linkat",
+        "renameat",
+        "flock",
+        "utimensat",
+        "fchmod",
+        "unlinkat",
+    ];
+    let mut killed = 0;
+    for call in calls {
+        for when in 1..=count(2, 40) {
+            let when = if call == "openat" { when * 4 } else { when };
+            cluster.run(&format!("rm -rf {CACHE}"));
+            let run = cluster.run(&format!(
+                "strace -f -o /dev/null -e trace={call} -e inject={call}:signal=KILL:when={when} {start}"
+            ));
+            killed += u32::from(run.code == 137);
+            let what = format!("KILL at {call} {when}");
+            assert_sound(&cluster, &what);
+            assert_out(&run_in_time(&cluster, start), 0, "a\n");
+            assert_sound(&cluster, &what);
+            assert_eq!(copies(&cluster).len(), 1, "{what}");
+        }
+    }
+    assert!(killed >= 10, "only {killed} were killed");
+    // A holder that lives and does nothing is waited for; a stopped one does not hold up others for ever.
+    assert_out(
+        &cluster
+            .run("mizzen cache prune >/dev/null; ls /var/tmp/mizzen-2001 | grep -E '^(temporary|broken)'"),
+        1,
+        "",
+    );
+}
+
+#[test]
+fn failures_of_the_disk_and_of_the_server() {
+    let cluster = cluster("faults", &format!("{TOML}stage_directory = \"/small\"\nstage_max_size = \"\"\n"));
+    cluster.run_as_root("mkdir /small; mount -t tmpfs -o size=16m,mode=1777 tmpfs /small");
+    let run = |options: &str| {
+        cluster.run(&format!("{options} mizzen run --stage=always /shared/a.sqsh cat /image"))
+    };
+    let room = "note: ctl: /shared/big.sqsh is used where it is: no room for";
+    cluster.run("head -c 20000000 /dev/urandom > noise; cat /shared/a.sqsh noise > /shared/big.sqsh; head -c 12000000 noise | cat /shared/a.sqsh - > /shared/mid.sqsh");
+    let big = cluster.run("mizzen run --stage=always /shared/big.sqsh cat /image");
+    assert_out(&big, 0, "a\n");
+    assert!(big.stderr.contains(room), "{}", big.text());
+    for (call, error) in [
+        ("pwrite64", "ENOSPC"),
+        ("pwrite64", "EDQUOT"),
+        ("pwrite64", "EIO"),
+        ("fsync", "EIO"),
+        ("linkat", "EROFS"),
+        ("flock", "ENOLCK"),
+    ] {
+        let failed = run(&format!("strace -f -o /dev/null -e trace={call} -e inject={call}:error={error}"));
+        assert_out(&failed, 0, "a\n");
+        assert!(
+            failed.stderr.contains("note: ctl: /shared/a.sqsh is used where it is"),
+            "{call} {error}: {}",
+            failed.text()
+        );
+        assert_eq!(
+            cluster.run("ls /small/mizzen-2001 | grep -cE '^(sha256|temporary)'").stdout,
+            "0\n",
+            "{call} {error}"
+        );
+    }
+    // A source that cannot be read has no copy, and nothing runs.
+    for error in ["ESTALE", "EIO"] {
+        let failed = cluster.run(&format!(
+            "strace -f -o /dev/null -e trace=pread64 -e inject=pread64:error={error}:when=4 \
+             mizzen run --stage=always /shared/mid.sqsh cat /image"
+        ));
+        assert_failed(&failed, 125, "/shared/mid.sqsh: cannot read: ");
+        assert_eq!(cluster.run("ls /small/mizzen-2001 | grep -cE '^(sha256|temporary)'").stdout, "0\n");
+    }
+    // Two images of which only one fits: the older goes, unless it is in use.
+    cluster.run("mizzen cache remove --all; head -c 8500000 noise > half; cat /shared/a.sqsh half > /shared/one.sqsh; cat /shared/b.sqsh half > /shared/two.sqsh");
+    let one = "mizzen run --stage=always /shared/one.sqsh";
+    let two = "mizzen run --stage=always /shared/two.sqsh";
+    let both =
+        cluster.run(&format!("{one} sleep 3 & sleep 1; {two} cat /image; mizzen cache list --json; wait"));
+    assert!(
+        both.stdout.starts_with("b\n") && both.stderr.contains("two.sqsh is used where it is: no room"),
+        "{}",
+        both.text()
+    );
+    assert!(
+        both.stdout.contains("\"in_use\": true") && both.stdout.contains("/shared/one.sqsh"),
+        "{}",
+        both.text()
+    );
+    let after = cluster.run(&format!("{two} cat /image; mizzen cache list"));
+    assert!(after.stderr.is_empty() && !after.stdout.contains("one.sqsh"), "{}", after.text());
+}
+
+#[test]
+fn damage_is_found() {
+    let cluster = cluster("damage", TOML);
+    let start = "mizzen run /shared/a.sqsh cat /image";
+    cluster.run(start);
+    let [copy] = copies(&cluster).try_into().unwrap();
+    let copy = format!("{CACHE}/{copy}");
+    for damage in [
+        format!("chmod 600 {copy}"),
+        format!("chmod 600 {copy}; truncate -s -1 {copy}; chmod 400 {copy}"),
+        format!("chmod 600 {copy}; printf x | dd of={copy} bs=1 seek=5000 conv=notrunc; chmod 400 {copy}"),
+        format!("mv {copy} x; ln -s ~/x {copy}"),
+        format!("rm -f {copy}; mkdir {copy}"),
+        format!("rm -rf {copy}; mkfifo {copy}"),
+        format!("for m in {CACHE}/source-*.json; do echo '{{' > $m; done"),
+        format!("for m in {CACHE}/source-*.json; do rm $m; mkfifo $m; done"),
+    ] {
+        cluster.run(&damage);
+        assert_out(&run_in_time(&cluster, start), 0, "a\n");
+        assert_sound(&cluster, &damage);
+        assert_eq!(copies(&cluster).len(), 1, "{damage}");
+    }
+    // What leaves no trace in the inode is found by reading.
+    assert_out(&cluster.run("mizzen cache verify | sed 's/.*: //'"), 0, "good\n");
+    cluster.run(&format!(
+        "touch -r {copy} x.time; chmod 600 {copy}; printf x | dd of={copy} bs=1 seek=5000 conv=notrunc; chmod 400 {copy}; touch -r x.time {copy}"
+    ));
+    let verified = cluster.run("mizzen cache verify");
+    assert!(
+        verified.code == 1 && verified.stdout.contains("broken: its content is sha256:"),
+        "{}",
+        verified.text()
+    );
+    assert_out(&cluster.run(start), 0, "a\n");
+    assert_sound(&cluster, "verify");
+    assert_eq!(cluster.run("mizzen cache verify").code, 0);
+}
+
+#[test]
+fn a_foreign_folder_is_not_used() {
+    let cluster = cluster("foreign", TOML);
+    let start = "mizzen run /shared/a.sqsh cat /image";
+    for (make, why) in [
+        (format!("mkdir -m 777 {CACHE}"), "belongs to uid 0, not to you"),
+        (format!("ln -s /home/alice {CACHE}"), "is not a directory"),
+        (format!("touch {CACHE}"), "is not a directory"),
+        (format!("mkdir -m 755 {CACHE}; chown alice {CACHE}"), "has mode 0755, not 0700 (chmod 700 "),
+        (format!("ln -s /nowhere {CACHE}"), "is not a directory"),
+    ] {
+        cluster.run_as_root(&format!("rm -rf {CACHE}; {make}"));
+        let run = cluster.run(start);
+        assert_out(&run, 0, "a\n");
+        let note = format!("note: ctl: /shared/a.sqsh is used where it is: {CACHE}: {why}");
+        assert!(run.stderr.contains(&note), "{make}: {}", run.text());
+        assert!(copies(&cluster).is_empty());
+    }
+    cluster.run_as_root(&format!("rm -rf {CACHE}; chmod 755 /var/tmp"));
+    assert_failed(
+        &cluster.run(&format!("{start} > /dev/null")),
+        0,
+        "cannot make the directory: Permission denied",
+    );
+}
+
+#[test]
+fn images_can_be_copied_beforehand_and_removed() {
+    let cluster = cluster("commands", TOML);
+    let (a, b) = (digest_of(&cluster, "/shared/a.sqsh"), digest_of(&cluster, "/shared/b.sqsh"));
+    let staged = cluster.run("cd /shared; mizzen stage a.sqsh b.sqsh | sed 's/, .*//'; mizzen stage a.sqsh");
+    assert_out(
+        &staged,
+        0,
+        &format!("/shared/a.sqsh: {a} copied\n/shared/b.sqsh: {b} copied\n/shared/a.sqsh: {a} was there\n"),
+    );
+    assert_failed(&cluster.run(&format!("mizzen stage /shared/a.sqsh@{b}")), 1, "its content is");
+    assert_failed(&cluster.run("mizzen stage /no/such"), 1, "no such image");
+    let listed = cluster.run("mizzen cache list --json").stdout;
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["copies"].as_array().unwrap().len(), 2);
+    assert_eq!(listed["copies"][0]["sources"][0]["path"], "/shared/a.sqsh");
+    let used = cluster.run("mizzen run /shared/a.sqsh sleep 2 & sleep 0.7; mizzen cache remove /shared/a.sqsh; mizzen cache list; wait");
+    assert!(
+        used.stdout.contains(&format!("{a}: in use, kept")) && used.stdout.contains("in use  "),
+        "{}",
+        used.text()
+    );
+    assert_out(&cluster.run("cd /shared; mizzen cache remove a.sqsh"), 0, &format!("{a}: removed\n"));
+    assert_failed(&cluster.run("mizzen cache remove a.sqsh"), 1, "a.sqsh: no copy of it is here");
+    assert_out(
+        &cluster.run(&format!("mizzen cache remove {b}; mizzen cache prune; ls {CACHE}")),
+        0,
+        &format!("{b}: removed\n0.0 MB freed, 0.0 MB kept, 0 other files removed\nroom.lock\n"),
+    );
+    // Where the file system has no nameless files a copy has a temporary name.
+    cluster
+        .write_everywhere("/etc/mizzen/mizzen.toml", &format!("{TOML}stage_directory = \"/shared\"\n"))
+        .unwrap();
+    assert_out(
+        &cluster.run(
+            "mizzen run --stage=always /shared/a.sqsh cat /image; ls /shared/mizzen-2001 | grep -c ^sha256",
+        ),
+        0,
+        "a\n1\n",
+    );
+    assert_eq!(cluster.run("ls /shared/mizzen-2001 | grep -c ^temporary").stdout, "0\n");
+}
