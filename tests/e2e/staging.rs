@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time, with_images};
+use mizzen_tests::images::{ImageTree, sif};
 use mizzen_tests::{Cluster, SharedFs, Spec, User};
 
 /// FUSE counts as a network file system here, and the copies go to the machine's own disk.
@@ -77,6 +78,10 @@ fn the_second_start_uses_the_copy() {
     assert_out(&replaced, 0, "b\na\n");
     assert_eq!(copies(&cluster).len(), 2);
     assert_sound(&cluster, "second start");
+    // Another user has copies of his own.
+    let bob = "mizzen run /shared/own.sqsh cat /image; stat -c '%a %U' /var/tmp/mizzen-2002; ls /var/tmp/mizzen-2001";
+    let bob = cluster.run_on("ctl", User::Bob, bob);
+    assert!(bob.stdout == "b\n700 bob\n" && bob.stderr.contains("Permission denied"), "{}", bob.text());
 }
 
 #[test]
@@ -93,6 +98,10 @@ fn policies_and_pins_hold() {
     );
     assert_out(&run("--stage=always", "local.sqsh"), 0, "a\n");
     assert_eq!(copies(&cluster).len(), 1);
+    let squashfs = ImageTree::busybox().unwrap().squashfs(&[]).unwrap();
+    cluster.share("image.sif", &sif(&squashfs)).unwrap();
+    assert_out(&cluster.run("mizzen run /shared/image.sif whoami"), 0, "alice\n");
+    assert_eq!(copies(&cluster).len(), 2);
     let (a, b) = (digest_of(&cluster, "/shared/a.sqsh"), digest_of(&cluster, "/shared/b.sqsh"));
     for stage in ["auto", "never"] {
         let inside = cluster.run(&format!(
@@ -165,6 +174,39 @@ fn many_starts_make_one_copy() {
     assert!(read >= size && read <= 1.1 * size, "{read} bytes were read of {size}");
     assert_eq!(copies(&cluster).len(), 1);
     assert_sound(&cluster, "many starts");
+}
+
+#[test]
+fn a_source_that_changes_is_noticed() {
+    let cluster = cluster("changes", TOML);
+    cluster.run("head -c 12000000 /dev/urandom > noise; for i in a b; do cat /shared/$i.sqsh noise > /shared/$i.mid; done");
+    // Each reader waits at each of its pieces: there is time to change the file, and to see the progress.
+    let slow = |delay: u32, image: &str| {
+        let inject = format!("-e trace=pread64 -e inject=pread64:delay_enter={delay}");
+        format!("strace -f -o /dev/null {inject} mizzen stage {image}")
+    };
+    let shown = cluster.run(&slow(900_000, "/shared/a.mid"));
+    assert!(shown.stderr.contains("mizzen: ctl: /shared/a.mid: copying to the node: "), "{}", shown.text());
+    let b = digest_of(&cluster, "/shared/b.mid");
+    let replaced = cluster.run(&format!(
+        "cp /shared/a.mid /shared/x; {} & sleep 0.8; cp /shared/b.mid /shared/y; mv /shared/y /shared/x; wait",
+        slow(300_000, "/shared/x")
+    ));
+    assert!(replaced.stdout.contains(&format!("/shared/x: {b} copied")), "{}", replaced.text());
+    let written = cluster.run(&format!(
+        "cp /shared/a.mid /shared/z; (while :; do echo x >> /shared/z; sleep 0.1; done) & {}; kill %1",
+        slow(100_000, "/shared/z")
+    ));
+    assert!(written.stderr.contains("mizzen: /shared/z: it changes while it is read"), "{}", written.text());
+    assert_eq!(copies(&cluster).len(), 2);
+    assert_sound(&cluster, "changes");
+    // Who finds somebody else copying waits for him, and takes over when he dies.
+    let dying =
+        "strace -f -o /dev/null -e trace=pread64 -e inject=pread64:delay_enter=1500000:signal=KILL:when=3";
+    let waiting = cluster.run(&format!(
+        "cp /shared/a.mid /shared/w; {dying} mizzen stage /shared/w & sleep 0.7; mizzen stage /shared/w; wait"
+    ));
+    assert_eq!(waiting.stdout.matches(" copied").count(), 1, "{}", waiting.text());
 }
 
 #[test]

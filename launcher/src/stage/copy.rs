@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, Scope};
+use std::time::{Duration, Instant};
 
 use mizzen_core::Digest;
 use rustix::fs::{Advice, fadvise};
@@ -49,9 +50,10 @@ pub fn copy(
     advance: &mut dyn FnMut(u64),
 ) -> Result<Digest, CopyError> {
     let work = Work { source, target, size };
+    let threads = threads();
     // It only makes reading faster.
     let _ = fadvise(source, 0, None, Advice::Sequential);
-    std::thread::scope(|scope| {
+    let digest = std::thread::scope(|scope| {
         // Each reader has every READERS-th piece, so that their order is known without asking.
         let readers: Vec<Option<Reader>> =
             (0..READERS).map(|first| work.start_reader(scope, first)).collect();
@@ -69,7 +71,22 @@ pub fn copy(
             }
         }
         Ok(Digest::new(hasher.finalize().into()))
-    })
+    });
+    wait_for_end(threads);
+    digest
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
+
+/// A thread that has done its work is still a thread for a moment, also when it has been joined; and a process with
+/// threads can make no user namespace (EINVAL).
+fn wait_for_end(before: usize) {
+    let begin = Instant::now();
+    while threads() > before && begin.elapsed() < Duration::from_secs(1) {
+        std::thread::sleep(Duration::from_micros(100));
+    }
 }
 
 struct Reader {

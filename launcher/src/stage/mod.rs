@@ -92,7 +92,9 @@ enum Trouble {
 
 /// A source that changes, or a file server that forgets, gets so many chances.
 const ATTEMPTS: u32 = 3;
-/// Who waits for another's copy gives up when that makes no progress for so long.
+/// Who waits for another's copy says so after a while,
+const PATIENT: Duration = Duration::from_secs(5);
+/// and gives up when that makes no progress for so long.
 const STALLED: Duration = Duration::from_secs(60);
 
 /// Finds, copies and checks an image as is wanted. If `pin` is given it has that content, or this fails.
@@ -183,6 +185,7 @@ fn staged(cache: &Cache, source: &Opened, limits: &Limits) -> Result<(File, Dige
         Identity::of(&source.file).map_err(|error| Trouble::Source(unreadable(&source.path, &error)))?;
     let name = format!("{}{}.lock", cache::SOURCE, identity.key());
     let mut heard = (String::new(), Instant::now());
+    let (begin, mut told) = (Instant::now(), false);
     loop {
         if let Some((file, digest)) = cache.find(&identity) {
             return Ok((file, digest, Place::Cache));
@@ -200,7 +203,13 @@ fn staged(cache: &Cache, source: &Opened, limits: &Limits) -> Result<(File, Dige
             Turn::Held(who) if heard.1.elapsed() > STALLED => {
                 return Err(Trouble::Cache(format!("{who} is copying it and makes no progress")));
             }
-            Turn::Held(_) => std::thread::sleep(lock::PAUSE),
+            Turn::Held(who) => {
+                if !told && begin.elapsed() > PATIENT && speaks() {
+                    note(&format!("{} is being copied to the node by {who}", shown(&source.path)), None);
+                    told = true;
+                }
+                std::thread::sleep(lock::PAUSE);
+            }
         }
     }
 }
@@ -305,11 +314,15 @@ fn changing(path: &Path) -> Failure {
         .hint("start the job when the image is complete; put a new one in its place with mv")
 }
 
-/// One process of a job shows how far it is.
+/// Shows how far it is.
 fn progress(path: &Path, what: &str, total: u64) -> Progress {
+    Progress::new(format!("{}: {}: {what}", node(), shown(path)), total, speaks())
+}
+
+/// Of all processes of a job step that wait, one tells the user.
+fn speaks() -> bool {
     let first = |name: &str| std::env::var_os(name).is_none_or(|value| value == "0");
-    let speaks = first("SLURM_NODEID") && first("SLURM_LOCALID");
-    Progress::new(format!("{}: {}: {what}", node(), shown(path)), total, speaks)
+    first("SLURM_NODEID") && first("SLURM_LOCALID")
 }
 
 /// The node's name, as Slurm knows it.

@@ -97,7 +97,7 @@ pub fn copies(cache: &Cache) -> std::io::Result<Vec<Copy>> {
 /// Removes a file unless somebody uses it. Who opens it at this moment keeps what he has opened.
 pub fn remove_unused(cache: &Cache, name: &str) -> bool {
     match cache.open_file(name) {
-        Ok(file) => !in_use(&file) && is_named(cache, name, &file) && cache.remove(name).is_ok(),
+        Ok(file) => !in_use(&file) && is_named(cache, name, &file) && remove_anything(cache, name),
         Err(Errno::NOENT) => false,
         // A link, a directory: nothing that anybody runs from.
         Err(_) => remove_anything(cache, name),
