@@ -158,6 +158,40 @@ fn steps_use_one_copy() {
 }
 
 #[test]
+fn a_stalled_source_does_not_outlive_scancel() {
+    let cluster = cluster("stalled", TOML);
+    let server = |signal: &str| {
+        let own = "[ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ]";
+        let script =
+            format!("for p in $(pgrep -x bindfs); do {own} && kill -{signal} $p && echo $p; done; true");
+        let told = cluster.run_on("node1", User::Root, &script);
+        assert_eq!(told.stdout.lines().count(), 1, "{}", told.text());
+    };
+    server("STOP");
+    let cancelled = run_in_time(
+        &cluster,
+        "srun --container=/shared/a.sqsh cat /image & sleep 2; scancel -u alice; wait; \
+         for i in $(seq 80); do [ -z \"$(squeue -h)\" ] && exit; sleep 0.1; done; echo still there",
+    );
+    server("CONT");
+    assert_eq!(cancelled.stdout, "", "{}", cancelled.text());
+    assert_out(&cluster.run("srun --container=/shared/a.sqsh cat /image"), 0, "a\n");
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+    // Copies and the namespaces after them, over and over: nothing of the one disturbs the other.
+    let many = format!(
+        "for i in $(seq {}); do rm -rf {CACHE}; mizzen run /shared/a.sqsh cat /image; done | uniq -c",
+        count(40, 400)
+    );
+    let many = cluster.run(&many);
+    assert_eq!(
+        many.stdout.split_whitespace().collect::<Vec<_>>(),
+        [count(40, 400).to_string().as_str(), "a"],
+        "{}",
+        many.text()
+    );
+}
+
+#[test]
 fn many_starts_make_one_copy() {
     let cluster = cluster("many", TOML);
     // Large enough that all of them meet.
