@@ -96,7 +96,7 @@ demo: deps root stage
 	target/debug/vcluster demo
 
 # The tests wait for Slurm more than they compute.
-test: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
+test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))
 test: deps root stage
 	cargo build -q -p mizzen-tests
 	target/debug/vcluster releases

@@ -105,7 +105,7 @@ fn signals_reach_them() {
         &cluster,
         r#"
 srun sh -c 'trap "echo usr1; exit 3" USR1; echo ready; while :; do sleep 0.1; done' > log 2>/dev/null & shim=$!
-while ! grep -q ready log; do sleep 0.1; done
+while ! grep -q ready log 2>/dev/null; do sleep 0.1; done
 kill -USR1 $shim; wait $shim; echo "code $?"; cat log
 "#,
     );
@@ -115,7 +115,8 @@ kill -USR1 $shim; wait $shim; echo "code $?"; cat log
         let ended = batch(
             &cluster,
             &format!(
-                "srun sleep 100 2>/dev/null & shim=$!; sleep 1; squeue --steps --noheader --format=%i | grep -c '[.]0$'; \
+                "srun sleep 100 2>/dev/null & shim=$!; \
+                 until squeue --steps --noheader --format=%i | grep '[.]0$' >/dev/null; do sleep 0.1; done; sleep 0.5; echo 1; \
                  kill -{signal} $shim; wait $shim; echo \"code $?\"; \
                  for i in $(seq 80); do squeue --steps --noheader --format=%i | grep -q '[.]0$' || break; sleep 0.1; done; \
                  squeue --steps --noheader --format=%i | grep -c '[.]0$'"
@@ -136,7 +137,8 @@ trap "" TERM; while :; do sleep 0.2; done
     ));
     let ended = batch(
         &cluster,
-        "srun sleep 100 2>/dev/null & sleep 1; kill -KILL $!; \
+        "srun sleep 100 2>/dev/null & shim=$!; \
+         until squeue --steps --noheader --format=%i | grep '[.]0$' >/dev/null; do sleep 0.1; done; sleep 0.5; kill -KILL $shim; \
          for i in $(seq 80); do squeue --steps --noheader --format=%i | grep -q '[.]0$' || break; sleep 0.1; done; \
          squeue --steps --noheader --format=%i | grep -c '[.]0$'; \
          sacct & sleep 1; kill -KILL $!; sleep 1; ps | grep -c '[s]acct$'; sleep 6; ps | grep -c '[s]acct$'",
