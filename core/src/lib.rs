@@ -22,3 +22,9 @@ pub use failure::Failure;
 pub use handover::Handover;
 pub use request::Request;
 pub use settings::Settings;
+
+/// The node's name, as Slurm's users know it.
+pub fn node_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    failure::quote(name.trim().split('.').next().unwrap_or_default().as_bytes())
+}

@@ -7,10 +7,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use mizzen_core::failure::quote;
 use mizzen_core::handover::{self, Accounts, Outcome, Role};
 use mizzen_core::request::VARIABLE;
-use mizzen_core::{Config, Failure, Handover, Request};
+use mizzen_core::{Config, Failure, Handover, Request, node_name};
 use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::client::SLURM_CONTAINER;
@@ -209,10 +208,4 @@ fn bare_option(spank: &Spank) -> Result<Option<(String, Vec<u8>)>, Failure> {
     // An option without an image is an error that names it.
     let other = reported.first().map(Reported::name).map(|option| (option, Vec::new()));
     Ok(slurms.map(|value| ("--container".to_owned(), value)).or(other))
-}
-
-/// The node's name, as Slurm's users know it.
-fn node_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    quote(name.trim().split('.').next().unwrap_or_default().as_bytes())
 }

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mizzen_core::Failure;
 use mizzen_core::failure::{cause, quote};
+use mizzen_core::{Failure, node_name};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
@@ -24,7 +24,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use super::host::child_signals;
 use super::wire::{Answer, FROM_TERMINAL, Order, Refusal};
-use super::{COMMANDS, inside, node_name};
+use super::{COMMANDS, inside};
 use crate::{report, sys};
 
 /// Where Slurm is when PATH does not say.

@@ -55,12 +55,6 @@ pub fn command_named(argv0: &OsStr) -> Option<&'static str> {
     COMMANDS.into_iter().find(|command| name == *command)
 }
 
-/// The node's name, as Slurm's users know it.
-fn node_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().split('.').next().unwrap_or_default().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
