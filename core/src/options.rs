@@ -5,6 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::Failure;
 use crate::failure::quote;
 
@@ -40,7 +42,7 @@ pub struct MountFlags {
 }
 
 /// One `--env`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EnvOption {
     /// `NAME=VALUE`.
     Set(OsString, OsString),

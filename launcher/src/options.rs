@@ -8,6 +8,7 @@ use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
 use mizzen_core::settings::{Settings, Writable};
 use mizzen_core::{Config, Failure};
+use serde::{Deserialize, Serialize};
 
 use crate::slurm::Inside;
 use crate::stage::Staging;
@@ -57,7 +58,7 @@ pub struct StepOptions {
 }
 
 /// Who wants something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     /// The administrator, in mizzen.toml.
     Site,

@@ -27,9 +27,10 @@ const LAUNCHER: &str = "mizzen-enter";
 /// other way, or by Slurm's own option from a client without mizzen.
 pub fn container_wanted(spank: &Spank) -> bool {
     // A job whose environment cannot be read may have asked for one.
-    let none_in_environment = spank.job_variable(VARIABLE).is_ok_and(|value| value.is_none());
-    let no_bare_option = bare_option(spank).is_ok_and(|option| option.is_none());
-    state::lock().wanted || !none_in_environment || !no_bare_option
+    let none_in_environment = || spank.job_variable(VARIABLE).is_ok_and(|value| value.is_none());
+    let no_bare_option = || bare_option(spank).is_ok_and(|option| option.is_none());
+    let wanted = state::lock().wanted;
+    wanted || !none_in_environment() || !no_bare_option()
 }
 
 /// slurmstepd, before any task exists: makes the place where the tasks meet.
@@ -203,8 +204,8 @@ fn bare_option(spank: &Spank) -> Result<Option<(String, Vec<u8>)>, Failure> {
     if let Some(ours) = reported.iter().rfind(|option| option.meaning() == Some(Meaning::Image)) {
         return Ok(Some((ours.name(), ours.value.clone())));
     }
-    let adopted = options::slurm_has_container() && !oci::slurm_runs_containers();
-    let slurms = spank.job_variable(SLURM_CONTAINER)?.filter(|_| adopted);
+    let adopted = |_: &Vec<u8>| options::slurm_has_container() && !oci::slurm_runs_containers();
+    let slurms = spank.job_variable(SLURM_CONTAINER)?.filter(adopted);
     // An option without an image is an error that names it.
     let other = reported.first().map(Reported::name).map(|option| (option, Vec::new()));
     Ok(slurms.map(|value| ("--container".to_owned(), value)).or(other))

@@ -130,7 +130,7 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), "the image's content"));
     }
     chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory"));
-    for (option, origin) in &options.environment {
+    for (option, origin) in &facts.environment {
         let why = origin.environment();
         match option {
             EnvOption::Set(name, value) => drop(chosen.insert(name.clone(), (value.clone(), why))),
@@ -181,10 +181,13 @@ mod tests {
             ("CONDA_PREFIX", "/opt/conda"),
             ("LD_LIBRARY_PATH", "/opt/lib"),
         ]);
-        let facts =
-            Facts { image_environment: environment_of_image, workdir: "/work".into(), ..Facts::default() };
-        let environment = environment.into_iter().map(|option| (option, Origin::Option)).collect();
-        let options = RunOptions { clean_env, environment, ..RunOptions::default() };
+        let facts = Facts {
+            image_environment: environment_of_image,
+            environment: environment.into_iter().map(|option| (option, Origin::Option)).collect(),
+            workdir: "/work".into(),
+            ..Facts::default()
+        };
+        let options = RunOptions { clean_env, ..RunOptions::default() };
         let text = |value: OsString| value.into_string().unwrap();
         let variables = decide(&options, &facts, &environment_of_host);
         variables.into_iter().map(|variable| (text(variable.name), text(variable.value))).collect()

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::options::MountFlags;
+use mizzen_core::options::{EnvOption, MountFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
@@ -51,8 +51,10 @@ pub struct Plan {
 pub struct Facts {
     /// The image's variables.
     pub image_environment: Vec<(OsString, OsString)>,
-    /// The image's entrypoint.
+    /// The image's entrypoint, where programs are started through it.
     pub entrypoint: Vec<OsString>,
+    /// Variables to set or to take from the host: the site's, then the user's.
+    pub environment: Vec<(EnvOption, Origin)>,
     /// Where programs start.
     pub workdir: PathBuf,
     /// Which option or rule says so.
@@ -203,7 +205,8 @@ impl Plan {
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {
             image_environment: metadata.environment.clone(),
-            entrypoint: metadata.entrypoint.clone(),
+            entrypoint: if options.entrypoint { metadata.entrypoint.clone() } else { Vec::new() },
+            environment: options.environment.clone(),
             workdir: workdir.value,
             workdir_why: workdir.why,
             time_zone: host.time_zone.clone(),
@@ -211,7 +214,7 @@ impl Plan {
             commands: options.step.as_ref().and_then(|step| step.commands.clone()),
             digest: metadata.digest.map(|digest| digest.to_string()),
         };
-        let command = decide_command(options, tree, metadata, host);
+        let command = decide_command(options, &facts, tree, metadata, host);
         let program = Program::new(options, &facts, command, &host.environment);
         for line in &metadata.not_understood {
             notes.push(format!("{line}: not understood; the variable that it sets is missing"));
@@ -282,12 +285,13 @@ fn visible(directory: &Path, tree: &dyn Tree, mounts: &[Mount]) -> bool {
 /// The user's command; else the image's; else a shell.
 fn decide_command(
     options: &RunOptions,
+    facts: &Facts,
     tree: &dyn Tree,
     metadata: &Metadata,
     host: &Host,
 ) -> Explained<Vec<OsString>> {
     if !options.command.is_empty() {
-        return typed_command(options, &metadata.entrypoint);
+        return typed_command(options, facts);
     }
     let own: Vec<OsString> = metadata.entrypoint.iter().chain(&metadata.command).cloned().collect();
     if !own.is_empty() {
@@ -300,9 +304,9 @@ fn decide_command(
 }
 
 /// The user's command, behind the image's entrypoint where that is wanted.
-pub fn typed_command(options: &RunOptions, entrypoint: &[OsString]) -> Explained<Vec<OsString>> {
-    if options.entrypoint && !entrypoint.is_empty() {
-        let value = entrypoint.iter().chain(&options.command).cloned().collect();
+pub fn typed_command(options: &RunOptions, facts: &Facts) -> Explained<Vec<OsString>> {
+    if !facts.entrypoint.is_empty() {
+        let value = facts.entrypoint.iter().chain(&options.command).cloned().collect();
         return Explained { value, why: "the image's entrypoint with the command line".to_owned() };
     }
     Explained { value: options.command.clone(), why: "the command line".to_owned() }

@@ -119,19 +119,22 @@ fn enter(
     Container { image, digest, settings }: Container,
     environment: &[(OsString, OsString)],
 ) -> Result<Program, Failure> {
-    let config = Config::load(&handover.config)?;
-    let mut options = RunOptions::new(image, command(handover), settings, &config, Origin::StepOption)?;
+    let command = command(handover);
     let (_, step) = handover.step.split_once('.').unwrap_or_default();
-    let script = (step == "batch").then(|| options.command.first().map(PathBuf::from)).flatten();
+    let script = (step == "batch").then(|| command.first().map(PathBuf::from)).flatten();
     let inside = Inside::from_environment(environment);
-    options.step = Some(StepOptions { script, commands: None, inside });
-    let (facts, watch) = match &handover.role {
+    let of_step = Some(StepOptions { script, commands: None, inside });
+    let (options, facts, watch) = match &handover.role {
+        // The first task has read the settings for all.
         Role::Member { builder } => {
             let (namespaces, facts) = meeting.receive(*builder)?;
             namespaces.enter()?;
-            (facts, None)
+            (RunOptions { image, command, step: of_step, ..RunOptions::default() }, facts, None)
         }
         Role::Builder { broker, accounts, alone } => {
+            let config = Config::load(&handover.config)?;
+            let mut options = RunOptions::new(image, command, settings, &config, Origin::StepOption)?;
+            options.step = of_step;
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
             if let Some(step) = options.step.as_mut().filter(|_| calls && config.slurm_commands) {
@@ -149,10 +152,10 @@ fn enter(
             } else {
                 meeting.announce(&namespaces, &facts, times)?;
             }
-            (facts, Some(watch))
+            (options, facts, Some(watch))
         }
     };
-    let command = typed_command(&options, &facts.entrypoint);
+    let command = typed_command(&options, &facts);
     let mut environment = environment.to_vec();
     environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
     let program = Program::new(&options, &facts, command, &environment);

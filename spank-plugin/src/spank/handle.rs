@@ -48,10 +48,10 @@ impl Spank {
             )));
         }
         // SAFETY: see above; nothing changes the array while the hook runs.
-        let variables = unsafe { strings(environment, c_int::MAX) };
-        let value =
-            |variable: &Vec<u8>| Some(variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
-        Ok(variables.iter().find_map(value))
+        let mut variables = unsafe { elements(environment, c_int::MAX) };
+        let value = variables
+            .find_map(|variable| variable.to_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        Ok(value.map(<[u8]>::to_vec))
     }
 
     /// The number of this task among those of its step on this node; in tasks, and after their fork.
@@ -114,8 +114,11 @@ impl Spank {
         (code == 0).then_some(value)
     }
 
-    /// Sets a variable of the task.
+    /// Sets a variable of the task. What has the value already is left alone: Slurm clears 256 KiB for each call.
     pub fn set_job_variable(&self, name: &str, value: &str) -> Result<(), Failure> {
+        if self.job_variable(name).is_ok_and(|known| known.as_deref() == Some(value.as_bytes())) {
+            return Ok(());
+        }
         let text = |text: &str| CString::new(text).map_err(|_| Failure::new(format!("NUL in {name}")));
         let (name_text, value) = (text(name)?, text(value)?);
         // SAFETY: Slurm copies both strings.
@@ -195,23 +198,23 @@ pub enum Step {
     Extern,
 }
 
-/// Copies an array of C strings that ends after `limit` of them or with a NULL.
+/// The strings of an array that ends after `limit` of them or with a NULL.
 ///
 /// # Safety
-/// `array` is NULL or points to such an array.
+/// `array` is NULL or points to such an array of C strings, which stays as it is while they are used.
+unsafe fn elements<'a>(array: *mut *mut c_char, limit: c_int) -> impl Iterator<Item = &'a CStr> {
+    let limit = if array.is_null() { 0 } else { usize::try_from(limit).unwrap_or(0) };
+    // SAFETY: by the caller's promise there is an element, because none before it was the last.
+    let all = (0..limit).map(move |index| unsafe { array.add(index).read() });
+    // SAFETY: by the caller's promise a C string.
+    all.take_while(|string| !string.is_null()).map(|string| unsafe { CStr::from_ptr(string) })
+}
+
+/// Copies of them.
+///
+/// # Safety
+/// As for `elements`.
 pub(super) unsafe fn strings(array: *mut *mut c_char, limit: c_int) -> Vec<Vec<u8>> {
-    let mut copies = Vec::new();
-    for index in 0..usize::try_from(limit).unwrap_or(0) {
-        if array.is_null() {
-            break;
-        }
-        // SAFETY: by the caller's promise there is an element, because none before it was the last.
-        let string = unsafe { array.add(index).read() };
-        if string.is_null() {
-            break;
-        }
-        // SAFETY: by the caller's promise a C string.
-        copies.push(unsafe { CStr::from_ptr(string) }.to_bytes().to_vec());
-    }
-    copies
+    // SAFETY: by the caller's promise.
+    unsafe { elements(array, limit) }.map(|string| string.to_bytes().to_vec()).collect()
 }
