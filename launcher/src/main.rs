@@ -53,11 +53,10 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Run(container) => return run(container),
-        Command::Plan { json, container } => {
-            container.into_options().and_then(|options| pipeline::prepare(&options)).and_then(|(plan, _)| {
-                print(&if json { format!("{:#}\n", plan.to_json()) } else { plan.to_text() })
-            })
-        }
+        Command::Plan { json, container } => container
+            .into_options()
+            .and_then(|options| pipeline::prepare(&options))
+            .and_then(|plan| print(&if json { format!("{:#}\n", plan.to_json()) } else { plan.to_text() })),
         Command::Inspect { json, image } => inspect::inspect(&image).and_then(|found| {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
         }),

@@ -18,9 +18,9 @@ use mizzen_squashfs::squashfs;
 
 use crate::image::{self, DirectoryTree, Kind, Metadata, Opened, Tree};
 use crate::options::RunOptions;
-use crate::plan::{Plan, What};
+use crate::plan::{Identity, Plan, What};
 use crate::report_note;
-use crate::sandbox::{self, RootSource, Sources, Unstartable};
+use crate::sandbox::{self, RootSource, Server, Sources, Unstartable};
 use crate::stage::{self, Ready, Staging};
 
 /// Runs a program in a container: becomes it, or returns why not.
@@ -29,7 +29,9 @@ pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
     let host = Host::look();
     let image = Image::find(&options.image, &options.staging)?;
     watch.lap("stage");
-    let (plan, sources) = plan(options, image, &host)?;
+    let root = image.source(options, &host)?;
+    let (plan, data) = plan(options, &image, &host)?;
+    let sources = Sources { root, data };
     watch.lap("plan");
     plan.notes.iter().for_each(|note| report_note(note));
     if plan.unshare.pid {
@@ -70,14 +72,18 @@ impl Stopwatch {
 }
 
 /// Everything before the first side effect: no copy of the image is made either.
-pub fn prepare(options: &RunOptions) -> Result<(Plan, Sources), Failure> {
+pub fn prepare(options: &RunOptions) -> Result<Plan, Failure> {
     let host = Host::look();
     let image = Image::find(&options.image, &Staging::never())?;
-    plan(options, image, &host)
+    plan(options, &image, &host).map(|(plan, _)| plan)
 }
 
-/// The plan for an image, and what it is made of.
-pub fn plan(options: &RunOptions, image: Image, host: &Host) -> Result<(Plan, Sources), Failure> {
+/// The plan for an image, and the files of its squashfs mounts.
+pub fn plan(
+    options: &RunOptions,
+    image: &Image,
+    host: &Host,
+) -> Result<(Plan, Vec<Arc<squashfs::Image>>), Failure> {
     let metadata = image.metadata()?;
     image::check_architecture(&image.opened.path, &metadata)?;
     let plan = Plan::make(options, image.tree(), &metadata, host).map_err(|failure| image.named(failure))?;
@@ -87,7 +93,7 @@ pub fn plan(options: &RunOptions, image: Image, host: &Host) -> Result<(Plan, So
             data.push(Arc::new(open_data(path)?));
         }
     }
-    Ok((plan, Sources { root: image.into_source(), data }))
+    Ok((plan, data))
 }
 
 /// An image that has been found and recognised.
@@ -142,11 +148,15 @@ impl Image {
         Ok(metadata)
     }
 
-    fn into_source(self) -> RootSource {
-        match self.content {
-            Content::Squashfs(image) => RootSource::Squashfs(image),
-            Content::Directory(_) => RootSource::Directory(self.opened.path),
-        }
+    /// Where a container gets its files from. A file server starts here, to read ahead while the rest is planned.
+    pub fn source(&self, options: &RunOptions, host: &Host) -> Result<RootSource, Failure> {
+        Ok(match &self.content {
+            Content::Squashfs(image) => {
+                let identity = Identity::new(host, options.remap_root);
+                RootSource::Squashfs(Server::start(image, &options.command, &identity)?)
+            }
+            Content::Directory(_) => RootSource::Directory(self.opened.path.clone()),
+        })
     }
 
     /// A failure that has to do with what is in the image.

@@ -70,7 +70,7 @@ const RULES: [(&str, Rule); 32] = [
 ];
 
 /// What PATH is in an image that does not say.
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Tells programs which image they run in, if its digest is known.
 pub const DIGEST_VARIABLE: &str = "MIZZEN_IMAGE_DIGEST";

@@ -19,7 +19,7 @@ use crate::host::Host;
 use crate::image::{Entry, Metadata, Tree, resolve};
 use crate::options::{Origin, RunOptions, Unshare};
 
-pub use environment::{DIGEST_VARIABLE, Variable, belongs_to_one_side};
+pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable, belongs_to_one_side};
 pub use identity::Identity;
 pub use mounts::lies_in;
 pub use root::{Changes, Root};

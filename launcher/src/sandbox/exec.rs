@@ -71,7 +71,7 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
 fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Unstartable {
     let name = program.command.value.first().cloned().unwrap_or_default();
     let mut denied = None;
-    for path in candidates(&name, program) {
+    for path in candidates(&name, &variable(program, "PATH")) {
         let Ok(file) = CString::new(path.as_os_str().as_bytes()) else { continue };
         let Err(errno) = execve(&file, argv, environment);
         match errno {
@@ -101,13 +101,12 @@ fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Unst
     }
 }
 
-/// The program's possible paths, as a shell would look for them.
-pub fn candidates(name: &OsStr, program: &Program) -> Vec<PathBuf> {
+/// The possible paths of the program of this name, as a shell would look for them in `path`.
+pub fn candidates(name: &OsStr, path: &OsStr) -> Vec<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return vec![PathBuf::from(name)];
     }
-    let path = variable(program, "PATH");
-    std::env::split_paths(&path)
+    std::env::split_paths(path)
         .map(|directory| if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory })
         .map(|directory| directory.join(name))
         .collect()

@@ -1,8 +1,8 @@
 //! Carries out a plan: makes the namespaces, mounts the image and everything else, enters, starts the program.
 //! Runs as the user; from `enter` on in namespaces of the container's own.
 //!
-//! The order matters. The file servers start when the user namespace exists (the kernel lets them serve only
-//! there) but not yet the mount namespace: one that lived in it would keep alive the mount whose end is its own.
+//! The order matters. The file servers start before the mount namespace exists: one that lived in it would keep alive
+//! the mount whose end is its own.
 
 mod changes;
 mod exec;
@@ -28,14 +28,14 @@ use crate::{report_note, sys};
 pub use exec::{Unstartable, start};
 pub use namespaces::{
     Namespaces, new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace,
-    pass_descriptors,
 };
-use server::Server;
+use server::Mountable;
+pub use server::Server;
 
 /// Where the image's files come from.
 pub enum RootSource {
-    /// A squashfs, to be served.
-    Squashfs(Arc<squashfs::Image>),
+    /// A squashfs that is served.
+    Squashfs(Server),
     /// A directory of the host.
     Directory(PathBuf),
 }
@@ -71,7 +71,7 @@ fn make_namespaces(
     sys::reset_signal(Signal::SIGCHLD)
         .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
     namespaces::new_user(&plan.identity, broker.as_ref())?;
-    let mut servers = Servers::start(plan, sources)?;
+    let mut servers = Servers::prepare(plan, sources)?;
     // It has worked meanwhile.
     broker.map_or(Ok(()), namespaces::await_broker)?;
     namespaces::new_mounts_and_others(plan.unshare)?;
@@ -85,23 +85,21 @@ fn make_namespaces(
 struct Servers {
     root: root::Source,
     /// In the order of the plan's squashfs mounts.
-    data: Vec<Server>,
+    data: Vec<Mountable>,
     /// Where the changes of a writable root go, if not into memory.
     changes: Option<changes::Directory>,
 }
 
 impl Servers {
-    fn start(plan: &Plan, sources: Sources) -> Result<Servers, Failure> {
+    /// In the user namespace, before the mount namespace exists.
+    fn prepare(plan: &Plan, sources: Sources) -> Result<Servers, Failure> {
         let root = match sources.root {
-            RootSource::Squashfs(image) => {
-                let first_files = warm::first_files(plan, &image);
-                root::Source::Served(Server::start(image, first_files, &plan.identity)?)
-            }
+            RootSource::Squashfs(server) => root::Source::Served(server.open_device()?),
             RootSource::Directory(path) => root::Source::Directory(path),
         };
         let mut data = Vec::new();
-        for image in sources.data {
-            data.push(Server::start(image, Vec::new(), &plan.identity)?);
+        for image in &sources.data {
+            data.push(Server::start(image, &[], &plan.identity)?.open_device()?);
         }
         let changes = match &plan.root {
             Root::Writable(Changes::OnDisk { parent }) => {

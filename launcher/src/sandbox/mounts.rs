@@ -15,7 +15,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::symlinkat;
 
-use super::Server;
+use super::Mountable;
 use super::root::NewRoot;
 use crate::plan::{Mount, Plan, Shape, What, lies_in};
 use crate::{slurm, sys};
@@ -68,7 +68,7 @@ pub fn apply(
     plan: &Plan,
     root: &NewRoot,
     sources: Vec<OpenSource>,
-    servers: Vec<Server>,
+    servers: Vec<Mountable>,
 ) -> Result<(), Failure> {
     let mut servers = servers.into_iter();
     for (mount, source) in plan.mounts.iter().zip(sources) {

@@ -9,8 +9,7 @@ use mizzen_core::failure::cause;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
+use nix::sys::socket::{MsgFlags, recv};
 
 use crate::options::Unshare;
 use crate::plan::Identity;
@@ -82,7 +81,7 @@ fn write_map(file: &str, text: &str) -> Result<(), Failure> {
 fn ask_broker(broker: &OwnedFd, identity: &Identity) -> Result<(), Failure> {
     let namespace = Namespaces::of_this_process()?.user;
     let mode = [if identity.inside_uid == 0 && identity.uid != 0 { b'r' } else { b'k' }];
-    pass_descriptors(broker, &mode, &[namespace.as_raw_fd()]).map_err(broker_lost)
+    sys::pass_descriptors(broker, &mode, &[namespace.as_raw_fd()]).map_err(broker_lost)
 }
 
 /// Waits until the broker has done it.
@@ -106,23 +105,6 @@ pub fn await_broker(broker: OwnedFd) -> Result<(), Failure> {
 
 fn broker_lost(errno: Errno) -> Failure {
     Failure::new(format!("cannot reach the broker: {}", errno.desc()))
-}
-
-/// Sends a message with descriptors. The kernel compares those that all processes of the user have under way with the
-/// sender's limit on open files; the steps of a job that run at once have many more than one of them needs.
-pub fn pass_descriptors(socket: &OwnedFd, text: &[u8], fds: &[i32]) -> nix::Result<()> {
-    let limit = getrlimit(Resource::RLIMIT_NOFILE);
-    if let Ok((_, hard)) = limit {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-    }
-    let rights = [ControlMessage::ScmRights(fds)];
-    let control = if fds.is_empty() { &[][..] } else { &rights[..] };
-    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-    let sent = sendmsg::<()>(socket.as_raw_fd(), &[io::IoSlice::new(text)], control, flags, None);
-    if let Ok((soft, hard)) = limit {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
-    }
-    sent.map(drop)
 }
 
 /// Makes a mount namespace, whose mounts nobody outside sees, and the others that are asked for. With a process id

@@ -16,7 +16,7 @@ use nix::unistd::{fchdir, mkdir, pivot_root, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-use super::Server;
+use super::Mountable;
 use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
 use crate::plan::{Changes, Plan, Root, Shape, Skeleton};
 
@@ -29,7 +29,7 @@ const ROOT: &str = "/root";
 /// Where the image comes from.
 pub enum Source {
     /// A file server.
-    Served(Server),
+    Served(Mountable),
     /// A directory of the host.
     Directory(PathBuf),
     /// A detached mount, as from `open_tree` or `fsmount`.

@@ -1,10 +1,13 @@
 //! The process that serves a squashfs through FUSE. It belongs to the container's life: it ends when the last
 //! process that sees the mount ends, and not before, whatever signals the job gets.
+//!
+//! It starts before anything else, and reads ahead while the container is planned and made. The device over which it
+//! serves is opened later, in the container's user namespace: the kernel lets it be mounted only there.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{PipeWriter, Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use mizzen_core::Failure;
@@ -13,66 +16,80 @@ use mizzen_squashfs::{fuse, squashfs};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::Pid;
 
 use super::warm;
 use crate::plan::Identity;
 use crate::sys;
 
-/// A server that waits for its mount.
+/// A server that waits for its device.
 pub struct Server {
+    process: OwnedFd,
+    uid: u32,
+    gid: u32,
+}
+
+/// A server whose files can be mounted.
+pub struct Mountable {
+    server: Server,
     device: File,
-    go: PipeWriter,
-    options: String,
 }
 
 impl Server {
-    /// Starts a server for an image; called inside the user namespace, before the mount namespace exists. It reads
-    /// `first_files` while it waits.
+    /// Starts a server for an image, whose files belong to the user inside. It reads ahead what `command` needs.
     pub fn start(
-        image: Arc<squashfs::Image>,
-        first_files: Vec<PathBuf>,
+        image: &Arc<squashfs::Image>,
+        command: &[OsString],
         identity: &Identity,
     ) -> Result<Server, Failure> {
-        let broken = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {}", cause(&error)));
-        let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
-            broken("cannot open /dev/fuse", error)
-                .hint("load the kernel module fuse, and give /dev/fuse mode 0666")
-        })?;
-        let (wait, go) = std::io::pipe().map_err(|error| broken("cannot make a pipe", error))?;
+        let failed = |error| Failure::new(format!("cannot start the file server: {}", cause(&error)));
+        let (wait, process) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+                .map_err(|errno| failed(errno.into()))?;
         let (uid, gid) = (identity.inside_uid, identity.inside_gid);
-        let owner = fuse::Owner::Fixed { uid, gid };
-        let keep = [device.as_fd(), wait.as_fd(), image.file()];
+        let keep = [wait.as_fd(), image.file()];
         sys::spawn_detached(&keep, || {
             become_server();
-            let warming = Arc::clone(&image);
-            std::thread::spawn(move || warm::read(&warming, &first_files));
-            let mut wait = &wait;
-            // One byte says that the mount is there; the end of the pipe, that there will be none.
-            if wait.read_exact(&mut [0]).is_ok() {
+            let (warming, command) = (Arc::clone(image), command.to_vec());
+            std::thread::spawn(move || warm::read(&warming, &warm::first_files(&command, &warming)));
+            // The device says that the mount is there; the end of the socket, that there will be none.
+            let message = sys::receive_descriptors(&wait, &mut [0], MsgFlags::empty());
+            if let Some(device) = message.ok().and_then(|(_, mut fds)| fds.pop()) {
                 // Damage in the image has nobody to be told to here; who reads it gets EIO.
-                if let Ok(device) = device.try_clone() {
-                    let _ = fuse::serve(device.into(), Arc::clone(&image), owner, threads(), &|_| {});
-                }
+                let owner = fuse::Owner::Fixed { uid, gid };
+                let _ = fuse::serve(device, Arc::clone(image), owner, threads(), &|_| {});
             }
         })
-        .map_err(|error| broken("cannot start the file server", error))?;
-        let options = format!(
-            "fd={},rootmode=40755,user_id={uid},group_id={gid},allow_other,default_permissions",
-            device.as_raw_fd()
-        );
-        Ok(Server { device, go, options })
+        .map_err(failed)?;
+        Ok(Server { process, uid, gid })
     }
 
-    /// Mounts what it serves; called inside the mount namespace.
-    pub fn mount(mut self, place: &Path) -> Result<(), Failure> {
+    /// Opens the device; called inside the user namespace, where the host's /dev can still be seen.
+    pub fn open_device(self) -> Result<Mountable, Failure> {
+        let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
+            Failure::new(format!("cannot open /dev/fuse: {}", cause(&error)))
+                .hint("load the kernel module fuse, and give /dev/fuse mode 0666")
+        })?;
+        Ok(Mountable { server: self, device })
+    }
+}
+
+impl Mountable {
+    /// Mounts what the server has; called inside the mount namespace.
+    pub fn mount(self, place: &Path) -> Result<(), Failure> {
+        let Mountable { server: Server { process, uid, gid }, device } = self;
+        let device_fd = device.as_raw_fd();
+        let options = format!(
+            "fd={device_fd},rootmode=40755,user_id={uid},group_id={gid},allow_other,default_permissions"
+        );
         let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(Some("mizzen"), place, Some("fuse"), flags, Some(self.options.as_str())).map_err(|errno| {
+        mount(Some("mizzen"), place, Some("fuse"), flags, Some(options.as_str())).map_err(|errno| {
             Failure::new(format!("cannot mount the image through FUSE: {}", errno.desc()))
                 .hint("`mizzen doctor` tells whether FUSE works in user namespaces here")
         })?;
-        drop(self.device);
-        self.go.write_all(&[1]).map_err(|error| Failure::new(format!("the file server has ended: {error}")))
+        sys::pass_descriptors(&process, &[1], &[device_fd])
+            .map_err(|errno| Failure::new(format!("the file server has ended: {}", errno.desc())))
     }
 }
 

@@ -1,30 +1,34 @@
-//! What a program needs first, read ahead: while the container is still being mounted, the file server decompresses
-//! the program, its dynamic linker and its C library, so that the start does not wait for every piece of them.
+//! What a program needs first, read ahead: while the container is still being planned and mounted, the file server
+//! decompresses the program, its dynamic linker and its C library, so that the start does not wait for every piece of
+//! them. Only a guess: what it misses is read when it is asked for.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_squashfs::squashfs::Image;
 
 use super::exec::candidates;
-use crate::image::{Entry, Resolved, Tree, resolve};
-use crate::plan::Plan;
+use crate::image::{self, Entry, Resolved, Tree, resolve};
+use crate::plan::DEFAULT_PATH;
 
 /// No more of a file than this: large programs use only parts of themselves at once.
 const LIMIT: usize = 4 << 20;
 /// The program's headers are in its first bytes.
 const HEAD: usize = 4096;
 
-/// The files of the image that the program of the plan starts with, without links.
-pub fn first_files(plan: &Plan, image: &Image) -> Vec<PathBuf> {
-    let name = plan.program.command.value.first().map(|name| name.as_os_str()).unwrap_or_default();
+/// The files of the image that a command starts with, without links.
+pub fn first_files(command: &[OsString], image: &Image) -> Vec<PathBuf> {
+    let Some(name) = command.first() else { return Vec::new() };
+    let environment = image::metadata(image).map(|metadata| metadata.environment).unwrap_or_default();
+    let path = environment.into_iter().rfind(|(name, _)| name == "PATH");
+    let path = path.map_or_else(|| DEFAULT_PATH.into(), |(_, value)| value);
     let file = |path: &Path| match resolve(image, path) {
         Ok(Resolved { path, entry: Some(Entry::File { .. }), .. }) => Some(path),
         _ => None,
     };
     let mut files = Vec::new();
-    let Some(program) = candidates(name, &plan.program).iter().find_map(|path| file(path)) else {
+    let Some(program) = candidates(name, &path).iter().find_map(|path| file(path)) else {
         return files;
     };
     let linker = Tree::read(image, &program, HEAD).ok().and_then(|head| file(&dynamic_linker(&head)?));

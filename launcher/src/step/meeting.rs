@@ -3,22 +3,21 @@
 //! limit on descriptors under way.)
 
 use std::fs::File;
-use std::io::{IoSliceMut, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use mizzen_core::Failure;
 use mizzen_core::handover::{OUTCOME_LIMIT, Outcome};
-use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::kill;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recv, recvmsg};
+use nix::sys::socket::{MsgFlags, recv};
 use nix::unistd::{Pid, getppid};
 
 use crate::plan::Facts;
-use crate::sandbox::{self, Namespaces};
+use crate::sandbox::Namespaces;
 use crate::sys;
 
 /// The sockets that the plugin has made.
@@ -71,7 +70,7 @@ impl Meeting {
     }
 
     fn send_message(&self, outcome: &Outcome, fds: &[i32]) -> nix::Result<()> {
-        sandbox::pass_descriptors(&self.send, &outcome.encode(), fds)
+        sys::pass_descriptors(&self.send, &outcome.encode(), fds)
     }
 
     /// Another task: waits for the first one's message. The builder's end is noticed too: the socket alone would not
@@ -112,17 +111,8 @@ impl Meeting {
 
     fn peek(&self) -> nix::Result<(Outcome, Vec<OwnedFd>)> {
         let mut text = vec![0; OUTCOME_LIMIT];
-        let mut buffer = [IoSliceMut::new(&mut text)];
-        let mut space = cmsg_space!([i32; 4]);
-        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = recvmsg::<()>(self.receive.as_raw_fd(), &mut buffer, Some(&mut space), flags)?;
-        let mut fds = Vec::new();
-        for control in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(received) = control {
-                fds.extend(received.into_iter().map(sys::own_received));
-            }
-        }
-        let length = message.bytes;
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        let (length, fds) = sys::receive_descriptors(&self.receive, &mut text, flags)?;
         Ok((Outcome::decode(&text[..length]), fds))
     }
 }

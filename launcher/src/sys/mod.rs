@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod inherited;
+mod passing;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,6 +12,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
 pub use inherited::{is_ignored, peer_uid};
+pub use passing::{pass_descriptors, receive_descriptors};
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.
 fn fork_single_threaded() -> io::Result<ForkResult> {
@@ -28,7 +30,8 @@ fn fork_single_threaded() -> io::Result<ForkResult> {
 pub fn spawn_detached(keep: &[BorrowedFd], work: impl FnOnce()) -> io::Result<()> {
     match fork_single_threaded()? {
         ForkResult::Parent { child } => {
-            waitpid(child, None)?;
+            // Whoever ignores SIGCHLD gets an error, also after the end of the child.
+            let _ = waitpid(child, None);
             Ok(())
         }
         ForkResult::Child => {

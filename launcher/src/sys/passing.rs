@@ -1,0 +1,44 @@
+//! Messages with descriptors between processes.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::cmsg_space;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+
+/// Sends a message with descriptors. The kernel compares those that all processes of the user have under way with the
+/// sender's limit on open files; the steps of a job that run at once have many more than one of them needs.
+pub fn pass_descriptors(socket: &OwnedFd, text: &[u8], fds: &[i32]) -> nix::Result<()> {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE);
+    if let Ok((_, hard)) = limit {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    let sent = sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(text)], control, flags, None);
+    if let Ok((soft, hard)) = limit {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
+    }
+    sent.map(drop)
+}
+
+/// Receives a message with up to four descriptors, and tells how long its text is.
+pub fn receive_descriptors(
+    socket: &OwnedFd,
+    text: &mut [u8],
+    flags: MsgFlags,
+) -> nix::Result<(usize, Vec<OwnedFd>)> {
+    let mut buffer = [IoSliceMut::new(text)];
+    let mut space = cmsg_space!([i32; 4]);
+    let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut buffer, Some(&mut space), flags)?;
+    let mut fds = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(received) = control {
+            fds.extend(received.into_iter().map(super::own_received));
+        }
+    }
+    Ok((message.bytes, fds))
+}
