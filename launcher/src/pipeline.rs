@@ -72,8 +72,9 @@ impl Stopwatch {
 /// Everything before the first side effect: no copy of the image is made either.
 pub fn prepare(options: &RunOptions) -> Result<(Plan, Sources), Failure> {
     let host = Host::look();
-    let image = Image::find(&options.image, &Staging::never())?;
-    plan(options, image, &host)
+    let options = RunOptions { staging: Staging::never(), ..options.clone() };
+    let image = Image::find(&options.image, &options.staging)?;
+    plan(&options, image, &host)
 }
 
 /// The plan for an image, and what it is made of.
@@ -84,7 +85,7 @@ pub fn plan(options: &RunOptions, image: Image, host: &Host) -> Result<(Plan, So
     let mut data = Vec::new();
     for mount in &plan.mounts {
         if let What::Squashfs(path) = &mount.what {
-            data.push(Arc::new(open_data(path)?));
+            data.push(Arc::new(open_data(path, &options.staging)?));
         }
     }
     Ok((plan, Sources { root: image.into_source(), data }))
@@ -162,9 +163,9 @@ pub fn named_image(name: &Path, config: &Config) -> Result<(PathBuf, Option<Dige
     request::find_image(name.as_os_str().as_bytes(), &directory, config)
 }
 
-/// A squashfs file for a data mount.
-fn open_data(path: &Path) -> Result<squashfs::Image, Failure> {
-    let opened = image::identify(path)?;
+/// A squashfs file for a data mount, copied to this node as images are.
+fn open_data(path: &Path, staging: &Staging) -> Result<squashfs::Image, Failure> {
+    let Ready { opened, .. } = stage::image(path, None, staging)?;
     match opened.kind {
         Kind::Squashfs => open_squashfs(&opened, 0),
         Kind::Sif { offset, .. } => open_squashfs(&opened, offset),

@@ -32,6 +32,7 @@ fn the_plugin_exports_what_slurm_needs_and_nothing_else() {
         "slurm_spank_init",
         "slurm_spank_init_failure_mode",
         "slurm_spank_init_post_opt",
+        "slurm_spank_local_user_init",
         "slurm_spank_task_init",
         "slurm_spank_task_init_privileged",
         "slurm_spank_task_post_fork",
