@@ -243,7 +243,7 @@ mod tests {
             (Key::Workdir, "", "\"\" is not a directory's name"),
             (Key::Mounts, "/a:b", "\"/a:b\": the destination is not absolute"),
             (Key::Env, "A,=b", "\"=b\": the name is empty"),
-            (Key::Stage, "often", "\"often\" is not auto, always or never"),
+            (Key::Stage, "often", "\"often\" is not auto, always, never or bcast"),
         ] {
             assert_eq!(Settings::default().set(key, value.as_bytes()).unwrap_err().message, message);
         }

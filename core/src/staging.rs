@@ -5,6 +5,28 @@ use serde::Deserialize;
 use crate::Failure;
 use crate::failure::quote;
 
+/// Tells the nodes of a step which files srun has sent them, as JSON. Between srun and the launcher alone: no program of
+/// the step sees it.
+pub const BROADCAST_VARIABLE: &str = "SLURM_MIZZEN_BROADCAST";
+
+/// The name under which srun starts the launcher to send an image to the nodes of a step.
+pub const BROADCASTER: &str = "mizzen-broadcast";
+
+/// A failure on its way from the launcher to srun, whose message it becomes.
+pub fn encode_failure(failure: &Failure) -> String {
+    let hint = failure.hint.as_deref().unwrap_or_default();
+    format!("{}\n{hint}", failure.message)
+}
+
+/// Reads it back.
+pub fn decode_failure(text: &str) -> Failure {
+    match text.split_once('\n') {
+        Some((message, hint)) if !hint.is_empty() => Failure::new(message).hint(hint),
+        Some((message, _)) => Failure::new(message),
+        None => Failure::new(text),
+    }
+}
+
 /// When an image is copied to the node before it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -16,10 +38,14 @@ pub enum Policy {
     Always,
     /// Never.
     Never,
+    /// Always, and for a step of several nodes srun reads it once and sends it to them all. A matter of the job, not of
+    /// the site: mizzen.toml does not know it.
+    #[serde(skip)]
+    Broadcast,
 }
 
 impl Policy {
-    const ALL: [Policy; 3] = [Policy::Auto, Policy::Always, Policy::Never];
+    const ALL: [Policy; 4] = [Policy::Auto, Policy::Always, Policy::Never, Policy::Broadcast];
 
     /// The word for it.
     pub fn name(self) -> &'static str {
@@ -27,13 +53,14 @@ impl Policy {
             Policy::Auto => "auto",
             Policy::Always => "always",
             Policy::Never => "never",
+            Policy::Broadcast => "bcast",
         }
     }
 
     /// Reads the word.
     pub fn parse(text: &[u8]) -> Result<Policy, Failure> {
         let found = Policy::ALL.into_iter().find(|policy| policy.name().as_bytes() == text);
-        found.ok_or_else(|| Failure::new(format!("\"{}\" is not auto, always or never", quote(text))))
+        found.ok_or_else(|| Failure::new(format!("\"{}\" is not auto, always, never or bcast", quote(text))))
     }
 }
 

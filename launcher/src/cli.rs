@@ -8,6 +8,7 @@ use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
 use mizzen_core::options::parse_env;
 use mizzen_core::settings::{Key, Writable};
+use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings};
 
 use crate::options::{self, Origin, RunOptions};
@@ -201,6 +202,10 @@ impl ContainerArgs {
         }
         if let Some(when) = &self.stage {
             set(&mut settings, Key::Stage, when.as_ref(), "--stage")?;
+            if settings.stage == Some(Policy::Broadcast) {
+                return Err(Failure::new("--stage: bcast is for the steps of a Slurm job")
+                    .hint("srun --container-stage=bcast sends the image to the nodes of its step"));
+            }
         }
         if let Some(size) = &self.writable {
             set(&mut settings, Key::Writable, size.as_ref(), "--writable")?;

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
 use cli::{CacheCommand, Cli, Command};
@@ -31,6 +32,9 @@ fn main() -> ExitCode {
     let called = words.next().unwrap_or_default();
     if Path::new(&called).file_name().is_some_and(|name| name == step::NAME) {
         return step::run();
+    }
+    if Path::new(&called) == Path::new(BROADCASTER) {
+        return stage::broadcast::run(words);
     }
     if let Some(command) = slurm::command_named(&called) {
         return slurm::shim::run(command, words);

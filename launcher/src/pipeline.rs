@@ -74,8 +74,9 @@ impl Stopwatch {
 /// Everything before the first side effect: no copy of the image is made either.
 pub fn prepare(options: &RunOptions) -> Result<Plan, Failure> {
     let host = Host::look();
-    let image = Image::find(&options.image, &Staging::never())?;
-    plan(options, &image, &host).map(|(plan, _)| plan)
+    let options = RunOptions { staging: Staging::never(), ..options.clone() };
+    let image = Image::find(&options.image, &options.staging)?;
+    plan(&options, &image, &host).map(|(plan, _)| plan)
 }
 
 /// The plan for an image, and the files of its squashfs mounts.
@@ -90,7 +91,7 @@ pub fn plan(
     let mut data = Vec::new();
     for mount in &plan.mounts {
         if let What::Squashfs(path) = &mount.what {
-            data.push(Arc::new(open_data(path)?));
+            data.push(Arc::new(open_data(path, &options.staging)?));
         }
     }
     Ok((plan, data))
@@ -172,9 +173,9 @@ pub fn named_image(name: &Path, config: &Config) -> Result<(PathBuf, Option<Dige
     request::find_image(name.as_os_str().as_bytes(), &directory, config)
 }
 
-/// A squashfs file for a data mount.
-fn open_data(path: &Path) -> Result<squashfs::Image, Failure> {
-    let opened = image::identify(path)?;
+/// A squashfs file for a data mount, copied to this node as images are.
+fn open_data(path: &Path, staging: &Staging) -> Result<squashfs::Image, Failure> {
+    let Ready { opened, .. } = stage::image(path, None, staging)?;
     match opened.kind {
         Kind::Squashfs => open_squashfs(&opened, 0),
         Kind::Sif { offset, .. } => open_squashfs(&opened, offset),

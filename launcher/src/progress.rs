@@ -28,19 +28,26 @@ impl Progress {
     /// So many bytes more are done.
     pub fn advance(&mut self, bytes: u64) {
         self.done += bytes;
+        let percent = self.done.saturating_mul(100).checked_div(self.total).unwrap_or(100);
+        let rate = self.done as f64 / self.begin.elapsed().as_secs_f64().max(0.001) / 1e6;
+        self.show(|| format!("{percent} % ({rate:.0} MB/s)"));
+    }
+
+    /// It goes on, and nobody knows how far it is.
+    pub fn wait(&mut self) {
+        let seconds = self.begin.elapsed().as_secs();
+        self.show(|| format!("{seconds} s"));
+    }
+
+    fn show(&mut self, state: impl Fn() -> String) {
         let pause = if self.terminal { Duration::from_millis(200) } else { Duration::from_secs(5) };
         let waited = self.last.map_or(self.begin.elapsed() >= PATIENCE, |last| last.elapsed() >= pause);
         if waited && self.speaks {
             self.last = Some(Instant::now());
-            self.show(if self.terminal { "\x1b[K\r" } else { "\n" });
+            let end = if self.terminal { "\x1b[K\r" } else { "\n" };
+            // Progress that cannot be shown is no failure.
+            let _ = write!(std::io::stderr(), "mizzen: {}: {}{end}", self.what, state());
         }
-    }
-
-    fn show(&self, end: &str) {
-        let percent = self.done.saturating_mul(100).checked_div(self.total).unwrap_or(100);
-        let rate = self.done as f64 / self.begin.elapsed().as_secs_f64().max(0.001) / 1e6;
-        // Progress that cannot be shown is no failure.
-        let _ = write!(std::io::stderr(), "mizzen: {}: {percent} % ({rate:.0} MB/s){end}", self.what);
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::Path;
 use mizzen_core::failure::quote;
 use mizzen_core::request::{self, Container, VARIABLE};
 use mizzen_core::settings::Key;
+use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Config, Failure, Request, Settings};
 
 use crate::options::Meaning;
@@ -29,6 +30,8 @@ pub fn register_options(spank: &Spank) -> Result<(), Failure> {
     for spec in &options::ALL {
         spank::unset_variable(&options::inherited_variable(spec));
     }
+    // Of another step.
+    spank::unset_variable(BROADCAST_VARIABLE);
     options::register(spank)
 }
 

@@ -4,6 +4,7 @@
 //! |----------------------|-----------------------------|----------------------------|-----------------------------|
 //! | init                 | register the options        | register the options       |                             |
 //! | init_post_opt        | make the request, or refuse | make a place for the tasks |                             |
+//! | local_user_init      | srun: send the image        |                            |                             |
 //! | task_init_privileged |                             |                            | start the broker (root)     |
 //! | task_post_fork       |                             | note the first task        |                             |
 //! | task_init            |                             |                            | hand over, or end (user)    |
@@ -12,6 +13,7 @@
 //! slurmd loads the plugin too and gets nothing to do. How a failure in each of them reaches the user is in
 //! `spank/mod.rs`, which is also the only file that talks to Slurm.
 
+mod broadcast;
 mod client;
 mod meeting;
 mod multi_prog;
@@ -31,6 +33,7 @@ use spank::Spank;
 enum Hook {
     Init,
     InitPostOpt,
+    LocalUserInit,
     TaskInitPrivileged,
     TaskPostFork,
     TaskInit,
@@ -55,6 +58,7 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
         (Hook::Init, Context::Node) => options::register(spank),
         (Hook::InitPostOpt, Context::Client) => client::make_request(),
         (Hook::InitPostOpt, Context::Node) => node::open_meeting(spank),
+        (Hook::LocalUserInit, Context::Client) => broadcast::send(spank),
         (Hook::TaskInitPrivileged, Context::Node) => node::start_broker(spank),
         (Hook::TaskPostFork, Context::Node) => node::note_builder(spank),
         (Hook::TaskInit, Context::Node) => node::hand_over(spank),
@@ -62,7 +66,7 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
         (Hook::TaskInitPrivileged | Hook::TaskPostFork | Hook::TaskInit | Hook::Exit, Context::Client) => {
             Ok(())
         }
-        (_, Context::Slurmd) => Ok(()),
+        (Hook::LocalUserInit, Context::Node) | (_, Context::Slurmd) => Ok(()),
     }
 }
 
@@ -80,6 +84,7 @@ impl Hook {
         match self {
             Hook::Init => "init",
             Hook::InitPostOpt => "init_post_opt",
+            Hook::LocalUserInit => "local_user_init",
             Hook::TaskInitPrivileged => "task_init_privileged",
             Hook::TaskPostFork => "task_post_fork",
             Hook::TaskInit => "task_init",

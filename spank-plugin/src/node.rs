@@ -2,10 +2,7 @@
 //! the launcher, which makes the container or enters it. Until the launcher runs, a task is on the host, where Slurm's
 //! prologs belong.
 
-use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use mizzen_core::handover::{self, Accounts, Outcome, Role};
 use mizzen_core::request::VARIABLE;
@@ -19,9 +16,6 @@ use crate::root;
 use crate::spank::{self, Spank, Step};
 use crate::state::Reported;
 use crate::{multi_prog, oci, options, state};
-
-/// The launcher under the name by which it knows what to do, beside the plugin.
-const LAUNCHER: &str = "mizzen-enter";
 
 /// Whether a container was asked for at all: by the client's request, by an option that reached the node some
 /// other way, or by Slurm's own option from a client without mizzen.
@@ -107,7 +101,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
         return spank.set_job_variable(VARIABLE, &request.encode());
     }
     multi_prog::refuse_on_node(spank)?;
-    let launcher = launcher()?;
+    let launcher = spank::launcher()?;
     let accounts = accounts(spank)?;
     let mut state = state::lock();
     let broker = state.broker.take();
@@ -156,17 +150,6 @@ pub fn log_outcome() -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn launcher() -> Result<CString, Failure> {
-    let directory =
-        spank::plugin_directory().ok_or_else(|| Failure::new("cannot find the plugin's own file"))?;
-    let launcher = Path::new(&directory).join(LAUNCHER);
-    if !launcher.is_file() {
-        let message = format!("{}: the launcher is missing", launcher.display());
-        return Err(Failure::new(message).hint("it belongs beside spank_mizzen.so; install both together"));
-    }
-    CString::new(launcher.as_os_str().as_bytes()).map_err(|_| Failure::new("NUL in the launcher's path"))
 }
 
 /// The user as the node's name services know him; the launcher cannot ask them. Only the first task needs it.

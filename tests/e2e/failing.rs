@@ -159,6 +159,7 @@ fn survives_panics(release: Release) {
             "client:init",
             "client:option",
             "client:init_post_opt",
+            "client:local_user_init",
         ] {
             cluster.set_plugstack(&[&format!("{requirement} {PLUGIN} inject-panic={place}")]).unwrap();
             let hit = cluster.run(srun);

@@ -94,7 +94,7 @@ fn policies_and_pins_hold() {
     assert_failed(
         &run("--stage=often", "/shared/a.sqsh"),
         125,
-        "--stage: \"often\" is not auto, always or never",
+        "--stage: \"often\" is not auto, always, never or bcast",
     );
     assert_out(&run("--stage=always", "local.sqsh"), 0, "a\n");
     assert_eq!(copies(&cluster).len(), 1);
@@ -148,7 +148,7 @@ fn steps_use_one_copy() {
     assert_failed(
         &cluster.run("srun --container=/shared/a.sqsh --container-stage=now true"),
         1,
-        "--container-stage: \"now\" is not auto, always or never",
+        "--container-stage: \"now\" is not auto, always, never or bcast",
     );
     // A nested step has the pin of its job.
     let nested = cluster.run(&format!(

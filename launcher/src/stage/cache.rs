@@ -78,6 +78,12 @@ impl Identity {
         }
     }
 
+    /// Whether it is the same as another machine sees it, where devices have other numbers, and on some file systems
+    /// inodes too.
+    pub fn is_same_elsewhere(&self, other: &Identity) -> bool {
+        (self.size, self.mtime, self.ctime) == (other.size, other.mtime, other.ctime)
+    }
+
     /// Names it in the cache.
     pub fn key(&self) -> String {
         let text = format!("{} {} {} {:?} {:?}", self.dev, self.ino, self.size, self.mtime, self.ctime);
@@ -172,6 +178,11 @@ impl Cache {
         serde_json::from_slice(&text).ok()
     }
 
+    /// Where a copy is.
+    pub fn copy_path(&self, digest: Digest) -> PathBuf {
+        self.path.join(copy_name(digest))
+    }
+
     /// Opens a copy and takes a shared lock on it. One that is not as it was made is set aside.
     pub fn copy(&self, digest: Digest, size: u64) -> Option<File> {
         let name = copy_name(digest);
@@ -230,6 +241,32 @@ impl Cache {
         let _ = flock(&file, FlockOperation::NonBlockingLockShared);
         let dir = self.dir.try_clone().map_err(|_| Errno::MFILE)?;
         Ok(Unfinished { file, name: Some((name, dir)) })
+    }
+
+    /// Takes a file that somebody has put beside the user's directory, as the beginning of a copy. None if it is not there,
+    /// or not of this size.
+    pub fn take(&self, path: &Path, size: u64) -> Result<Option<Unfinished>, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match openat(CWD, path, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
+        let stat = fstat(&file)?;
+        let usable = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && stat.st_uid == geteuid().as_raw()
+            && stat.st_nlink == 1
+            && u64::try_from(stat.st_size) == Ok(size);
+        if !usable {
+            return Ok(None);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
+        let name = format!("{TEMPORARY}{}-{now}", std::process::id());
+        // Whoever makes room leaves it alone as long as we live.
+        let _ = flock(&file, FlockOperation::NonBlockingLockShared);
+        let dir = self.dir.try_clone().map_err(|_| Errno::MFILE)?;
+        renameat(CWD, path, &self.dir, name.as_str())?;
+        Ok(Some(Unfinished { file, name: Some((name, dir)) }))
     }
 
     /// Gives a complete file its name, when all of it is on disk. A good copy that is there already stays.

@@ -67,6 +67,18 @@ impl Lock {
         let _ =
             self.0.write_all_at(text.as_bytes(), 0).and_then(|()| Ok(ftruncate(&self.0, text.len() as u64)?));
     }
+
+    /// Tells them how far it is, each second; to be told of every piece that is done.
+    pub fn teller(&self, size: u64) -> impl FnMut(u64) + '_ {
+        let (mut done, mut said) = (0, Instant::now());
+        move |bytes| {
+            done += bytes;
+            if said.elapsed() > Duration::from_secs(1) {
+                said = Instant::now();
+                self.say(&format!(": {done} of {size} bytes"));
+            }
+        }
+    }
 }
 
 fn text_of(file: &File) -> String {

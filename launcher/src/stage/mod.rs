@@ -2,11 +2,12 @@
 //! host.
 //!
 //!     source, opened -> known, and its copy is good? ----------------------> the copy
-//!                    -> else, one process at a time: room, copy, publish --> the copy
+//!                    -> else, one process at a time: what srun has sent, if it has; room, copy, publish --> the copy
 //!                    -> no room, no lock, no cache: a note --------------> the source
 //!
 //! The source is opened first in any case, so nobody uses a copy of what he cannot read.
 
+pub mod broadcast;
 mod cache;
 pub mod commands;
 mod copy;
@@ -27,6 +28,7 @@ use rustix::io::Errno;
 use crate::image::{self, Kind, Opened, shown};
 use crate::progress::Progress;
 use crate::report_note;
+use broadcast::Delivery;
 use cache::{Cache, Identity, Manifest, describe};
 use copy::{CopyError, copy};
 use lock::{Lock, Turn};
@@ -40,6 +42,8 @@ pub struct Staging {
     directory: PathBuf,
     limits: Limits,
     network: Vec<String>,
+    /// What srun has sent to this node.
+    deliveries: Vec<Delivery>,
 }
 
 impl Staging {
@@ -50,7 +54,7 @@ impl Staging {
             keep_free: Amount::parse(&config.stage_keep_free)?,
         };
         let (directory, network) = (config.stage_directory.clone(), config.network_file_systems.clone());
-        Ok(Staging { policy, directory, limits, network })
+        Ok(Staging { policy, directory, limits, network, deliveries: Vec::new() })
     }
 
     /// Uses everything where it is.
@@ -99,16 +103,25 @@ const STALLED: Duration = Duration::from_secs(60);
 
 /// Finds, copies and checks an image as is wanted. If `pin` is given it has that content, or this fails.
 pub fn image(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Ready, Failure> {
+    let ready = repeatedly(path, |opened| once(opened, pin, staging));
+    staging.discard(path);
+    ready.map_err(|trouble| match trouble {
+        Trouble::Cache(why) => Failure::new(why),
+        Trouble::Refused(failure) => failure.about(shown(path)),
+        Trouble::Source(failure) => failure,
+    })
+}
+
+/// Opens an image and does something with it, a few times if the source makes trouble.
+fn repeatedly<T>(path: &Path, work: impl Fn(Opened) -> Result<T, Trouble>) -> Result<T, Trouble> {
     let mut attempt = 0;
     loop {
         attempt += 1;
-        let opened = image::identify(path)?;
-        match once(opened, pin, staging) {
-            Ok(ready) => return Ok(ready),
-            Err(Trouble::Cache(why)) => return Err(Failure::new(why)),
-            Err(Trouble::Refused(failure)) => return Err(failure.about(shown(path))),
-            Err(Trouble::Source(failure)) if attempt == ATTEMPTS => return Err(failure),
-            Err(Trouble::Source(_)) => std::thread::sleep(Duration::from_millis(200) * attempt),
+        match work(image::identify(path).map_err(Trouble::Source)?) {
+            Err(Trouble::Source(_)) if attempt < ATTEMPTS => {
+                std::thread::sleep(Duration::from_millis(200) * attempt);
+            }
+            done => return done,
         }
     }
 }
@@ -128,7 +141,7 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
             None
         }
     };
-    let ready = match cache.map(|cache| staged(&cache, &opened, &staging.limits)) {
+    let ready = match cache.map(|cache| staged(&cache, &opened, staging)) {
         Some(Ok((file, digest, place))) => {
             Ready { opened: Opened { file, ..opened }, digest: Some(digest), place }
         }
@@ -139,14 +152,21 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
         Some(Err(trouble)) => return Err(trouble),
         None => in_place(opened, pin)?,
     };
-    match (pin, ready.digest) {
-        (Some(pin), Some(found)) if pin != found => {
+    if let Some(found) = ready.digest {
+        check_pin(pin, found)?;
+    }
+    Ok(ready)
+}
+
+fn check_pin(pin: Option<Digest>, found: Digest) -> Result<(), Trouble> {
+    match pin {
+        Some(pin) if pin != found => {
             let failure = Failure::new(format!("its content is {found}, not {pin}"));
             Err(Trouble::Refused(
                 failure.hint("it is another image than the one that was asked for by its digest"),
             ))
         }
-        _ => Ok(ready),
+        _ => Ok(()),
     }
 }
 
@@ -155,12 +175,12 @@ fn wanted(file: &File, staging: &Staging) -> Result<Option<Cache>, Failure> {
     match staging.policy {
         Policy::Never => return Ok(None),
         Policy::Auto if !place::is_network(file, &staging.network) => return Ok(None),
-        Policy::Auto | Policy::Always => {}
+        Policy::Auto | Policy::Always | Policy::Broadcast => {}
     }
     let cache = Cache::open(&staging.directory)?;
     // Diskless nodes: a copy would go over the same network, or take the job's memory.
     let useless = place::is_network(&cache.dir, &staging.network) || place::is_memory(&cache.dir);
-    Ok((staging.policy == Policy::Always || !useless).then_some(cache))
+    Ok((staging.policy != Policy::Auto || !useless).then_some(cache))
 }
 
 /// The image where it is; read as a whole only if its content matters.
@@ -180,7 +200,7 @@ pub fn digest(opened: &Opened) -> Result<Digest, Failure> {
 }
 
 /// The copy of an image: the one that is there, the one that somebody else is making, or our own.
-fn staged(cache: &Cache, source: &Opened, limits: &Limits) -> Result<(File, Digest, Place), Trouble> {
+fn staged(cache: &Cache, source: &Opened, staging: &Staging) -> Result<(File, Digest, Place), Trouble> {
     let identity =
         Identity::of(&source.file).map_err(|error| Trouble::Source(unreadable(&source.path, &error)))?;
     let name = format!("{}{}.lock", cache::SOURCE, identity.key());
@@ -196,8 +216,14 @@ fn staged(cache: &Cache, source: &Opened, limits: &Limits) -> Result<(File, Dige
                 if let Some((file, digest)) = cache.find(&identity) {
                     return Ok((file, digest, Place::Cache));
                 }
-                return make(cache, source, &identity, limits, &lock)
-                    .map(|(file, digest)| (file, digest, Place::Copied));
+                let made = match staging.adopt(cache, source, &identity, &lock) {
+                    Some(adopted) => Ok(adopted),
+                    None => make(cache, source, &identity, &staging.limits, &lock),
+                };
+                let (file, digest) = made?;
+                // Others may have copied at the same time.
+                let _ = room::make(cache, 0, 0, &staging.limits);
+                return Ok((file, digest, Place::Copied));
             }
             Turn::Held(who) if who != heard.0 => heard = (who, Instant::now()),
             Turn::Held(who) if heard.1.elapsed() > STALLED => {
@@ -238,13 +264,15 @@ fn make(
     })?;
     let unpublished = |errno| Trouble::Cache(format!("{}: {}", cache.path.display(), describe(errno)));
     let file = cache.publish(unfinished, digest, identity.size).map_err(unpublished)?;
-    // Without it the next start copies again; this one has what it needs.
-    if let Err(error) = cache.write_manifest(&Manifest::new(&source.path, identity, digest)) {
+    conclude(cache, &Manifest::new(&source.path, identity, digest));
+    Ok((file, digest))
+}
+
+/// Remembers a copy. Without that the next start copies again; this one has what it needs.
+fn conclude(cache: &Cache, manifest: &Manifest) {
+    if let Err(error) = cache.write_manifest(manifest) {
         note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)), None);
     }
-    // Others may have copied at the same time.
-    let _ = room::make(cache, 0, 0, limits);
-    Ok((file, digest))
 }
 
 enum Full {
@@ -269,14 +297,10 @@ fn fill(
     };
     let unfinished = cache.begin().map_err(|errno| failed(errno.into()))?;
     let mut progress = progress(&source.path, "copying to the node", identity.size);
-    let (mut done, mut said) = (0, Instant::now());
+    let mut tell = lock.teller(identity.size);
     let digest = copy(&source.file, Some(&unfinished.file), identity.size, &mut |bytes| {
         progress.advance(bytes);
-        done += bytes;
-        if said.elapsed() > Duration::from_secs(1) {
-            said = Instant::now();
-            lock.say(&format!(": {done} of {} bytes", identity.size));
-        }
+        tell(bytes);
     });
     let digest = digest.map_err(|error| match error {
         CopyError::Target(error) => failed(error),

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, FlockOperation, flock, fstat, fstatvfs, statat};
 use rustix::io::Errno;
 
 use super::cache::{BROKEN, COPY, Cache, TEMPORARY, describe};
-use super::lock;
+use super::{broadcast, lock};
 
 /// How much the copies may take.
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,6 +117,7 @@ fn is_named(cache: &Cache, name: &str, file: impl AsFd) -> bool {
 
 /// Removes what crashes and damage have left. Returns how many files.
 pub fn sweep(cache: &Cache) -> usize {
+    broadcast::sweep(cache);
     let left = [TEMPORARY, BROKEN].iter().flat_map(|prefix| cache.names(prefix).unwrap_or_default());
     left.filter(|name| remove_unused(cache, name)).count()
 }

@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use mizzen_core::failure::quote;
 use mizzen_core::handover::{self, Accounts, Role};
 use mizzen_core::request::{self, Container};
+use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Config, Digest, Failure, Handover, Request};
 
 use crate::host::Host;
@@ -71,8 +72,9 @@ fn take_handover() -> Result<(Handover, Meeting), Failure> {
 }
 
 fn start(handover: &Handover, meeting: &Meeting) -> Unstartable {
-    let environment: Vec<(OsString, OsString)> =
-        std::env::vars_os().filter(|(name, _)| name != handover::VARIABLE).collect();
+    let environment: Vec<(OsString, OsString)> = std::env::vars_os()
+        .filter(|(name, _)| name != handover::VARIABLE && name != BROADCAST_VARIABLE)
+        .collect();
     let program = match read_request().and_then(|request| match request {
         Request::Container(container) => enter(handover, meeting, container, &environment),
         Request::Join(step) => join::enter(handover, &step, command(handover), &environment),
@@ -135,6 +137,9 @@ fn enter(
             let config = Config::load(&handover.config)?;
             let mut options = RunOptions::new(image, command, settings, &config, Origin::StepOption)?;
             options.step = of_step;
+            if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
+                options.staging.expect(&sent);
+            }
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
             if let Some(step) = options.step.as_mut().filter(|_| calls && config.slurm_commands) {

@@ -34,6 +34,8 @@ use handle::strings;
 pub use handle::{Spank, Step};
 pub use program::{forget_own_option, is_srun, own_option, set_variable, unset_variable};
 
+/// What the tasks become.
+const LAUNCHER: &str = "mizzen-enter";
 /// mizzen failed to start what was asked for, as with docker, podman and env.
 const EXIT_CANNOT_START: c_int = 125;
 
@@ -90,6 +92,11 @@ extern "C" fn slurm_spank_init_post_opt(spank: sys::spank_t, argc: c_int, argv: 
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn slurm_spank_local_user_init(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
+    run_hook(Hook::LocalUserInit, spank, argc, argv)
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn slurm_spank_task_init_privileged(
     spank: sys::spank_t,
     argc: c_int,
@@ -114,9 +121,9 @@ extern "C" fn slurm_spank_task_init(spank: sys::spank_t, argc: c_int, argv: *mut
 }
 
 /// Runs a hook and turns a failure into what Slurm handles properly. A client exits once its options are parsed,
-/// and has submitted nothing. A task exits, and is a failed task. Every other failure must wait for those two, and
-/// every hook returns 0: for another value Slurm, depending on hook, release and `required` or `optional` in
-/// plugstack.conf, drains the node, reports success, or goes on without us.
+/// and has submitted nothing; an srun that has its step gives it back and exits. A task exits, and is a failed task.
+/// Every other failure must wait for those, and every other hook returns 0: for another value Slurm, depending on
+/// hook, release and `required` or `optional` in plugstack.conf, drains the node, reports success, or goes on without us.
 fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
     let context = current_context();
     let spank = Spank(handle);
@@ -137,6 +144,10 @@ fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_cha
     };
     match (hook, context) {
         (Hook::InitPostOpt, Context::Client) => refuse_command(&failure),
+        (Hook::LocalUserInit, Context::Client) => {
+            report(&failure);
+            -1
+        }
         (Hook::TaskInit, Context::Node) => end_task(&spank, &failure),
         _ => {
             state::lock().latch(failure);
@@ -197,8 +208,19 @@ fn current_context() -> Context {
     }
 }
 
+/// The launcher, beside the plugin, under a name by which it knows what to do.
+pub fn launcher() -> Result<CString, Failure> {
+    let directory = plugin_directory().ok_or_else(|| Failure::new("cannot find the plugin's own file"))?;
+    let launcher = directory.join(LAUNCHER);
+    if !launcher.is_file() {
+        let message = format!("{}: the launcher is missing", launcher.display());
+        return Err(Failure::new(message).hint("it belongs beside spank_mizzen.so; install both together"));
+    }
+    CString::new(launcher.as_os_str().as_bytes()).map_err(|_| Failure::new("NUL in the launcher's path"))
+}
+
 /// The directory of the plugin's file.
-pub fn plugin_directory() -> Option<PathBuf> {
+fn plugin_directory() -> Option<PathBuf> {
     // SAFETY: a C structure of pointers for which zeros are valid.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
     let here = on_load as *const c_void;

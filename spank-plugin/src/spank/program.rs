@@ -57,8 +57,8 @@ fn own_options<F: Copy>(function: &[u8]) -> Option<(*mut c_void, F)> {
 /// Sets a variable of the client's own environment, which becomes the job's.
 pub fn set_variable(name: &str, value: &str) {
     let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return };
-    // SAFETY: srun, sbatch and salloc set variables themselves at this time and have no other thread that reads
-    // the environment yet.
+    // SAFETY: srun, sbatch and salloc set variables themselves at this time, and what other threads they have by then
+    // (srun's for signals and for messages) do not read the environment.
     unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
 }
 
