@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::Failure;
 use crate::failure::{cause, quote};
 use crate::options::{MountOption, MountSource};
-use crate::settings::{Key, Settings, Writable};
+use crate::settings::{Gpu, Key, Settings, Writable};
 use crate::staging::{Amount, Policy};
 
 /// Where the file is unless plugstack.conf says `config=PATH`.
@@ -52,6 +52,8 @@ pub struct Config {
     pub stage_max_size: String,
     /// How much of the file system the copies leave free.
     pub stage_keep_free: String,
+    /// Which of the node's GPUs containers have.
+    pub gpu: Gpu,
     /// Types of file systems that count as network file systems beside those that are known.
     pub network_file_systems: Vec<String>,
 }
@@ -72,6 +74,7 @@ impl Default for Config {
             stage_directory: "/var/tmp".into(),
             stage_max_size: "50%".to_owned(),
             stage_keep_free: "10%".to_owned(),
+            gpu: Gpu::Auto,
             network_file_systems: Vec::new(),
         }
     }
@@ -93,27 +96,19 @@ impl Config {
             Source::Default => Path::new(DEFAULT_PATH),
             Source::Named(path) => path,
         };
-        match read_trusted(path) {
-            Ok(text) => Config::parse(&text, path),
-            Err(Unread::Missing) if *source == Source::Default => Ok(Config::default()),
-            Err(Unread::Missing) => Err(Failure::new(format!("{}: no such file", path.display()))
+        match read_trusted(path)? {
+            Some(text) => Config::parse(&text, path),
+            None if *source == Source::Default => Ok(Config::default()),
+            None => Err(Failure::new(format!("{}: no such file", path.display()))
                 .hint("plugstack.conf names it with config=PATH")),
-            Err(Unread::Refused(failure)) => Err(failure),
         }
     }
 
     /// Parses the text of a configuration file; a failure names the line.
     pub fn parse(text: &str, path: &Path) -> Result<Config, Failure> {
         let config: Config = toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-            // The parser's messages may span lines; one failure is one line.
-            let cause = error.message().lines().collect::<Vec<_>>().join(" ");
-            let position = format!("{}:{line}", path.display());
-            Failure::new(match error.span().and_then(|span| key_at(text, span.start)) {
-                Some(key) => format!("{position}: {key}: {cause}"),
-                None => format!("{position}: {cause}"),
-            })
-            .hint("the mizzen.toml that comes with mizzen shows every key with its default")
+            parse_failure(&error, text, path)
+                .hint("the mizzen.toml that comes with mizzen shows every key with its default")
         })?;
         config.check().map_err(|failure| failure.about(path.display()))?;
         Ok(config)
@@ -154,6 +149,7 @@ impl Config {
             entrypoint: Some(self.entrypoint),
             script: Some(self.script),
             stage: Some(self.stage),
+            gpu: Some(self.gpu),
             ..Settings::default()
         };
         for (key, name, values) in [(Key::Mounts, "mounts", &self.mounts), (Key::Env, "env", &self.env)] {
@@ -163,6 +159,18 @@ impl Config {
         }
         Ok(settings)
     }
+}
+
+/// A failure to parse one of the site's files, with the line and the key.
+pub fn parse_failure(error: &toml::de::Error, text: &str, path: &Path) -> Failure {
+    let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+    // The parser's messages may span lines; one failure is one line.
+    let cause = error.message().lines().collect::<Vec<_>>().join(" ");
+    let position = format!("{}:{line}", path.display());
+    Failure::new(match error.span().and_then(|span| key_at(text, span.start)) {
+        Some(key) => format!("{position}: {key}: {cause}"),
+        None => format!("{position}: {cause}"),
+    })
 }
 
 /// The key whose value stands at this offset, for messages about the value.
@@ -177,8 +185,16 @@ enum Unread {
     Refused(Failure),
 }
 
-/// Reads a file that nobody but root can have written.
-fn read_trusted(path: &Path) -> Result<String, Unread> {
+/// Reads a file that nobody but root can have written; none if it does not exist.
+pub fn read_trusted(path: &Path) -> Result<Option<String>, Failure> {
+    match read_existing(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(Unread::Missing) => Ok(None),
+        Err(Unread::Refused(failure)) => Err(failure),
+    }
+}
+
+fn read_existing(path: &Path) -> Result<String, Unread> {
     let refuse = |what: String| Unread::Refused(Failure::new(format!("{}: {what}", path.display())));
     if !path.is_absolute() {
         return Err(refuse("is not an absolute path".to_owned()));

@@ -5,6 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
+
 use crate::Failure;
 use crate::failure::quote;
 use crate::options::{EnvOption, MountOption, parse_env_list, parse_mounts, parse_size};
@@ -31,6 +33,8 @@ pub struct Settings {
     pub script: Option<bool>,
     /// When the image is copied to the node first.
     pub stage: Option<Policy>,
+    /// Which of the node's GPUs the container has.
+    pub gpu: Option<Gpu>,
     /// Whether the user is told how long each part of the start took.
     pub verbose: Option<bool>,
 }
@@ -47,6 +51,37 @@ pub enum Writable {
     UpTo(String),
 }
 
+/// Which of the node's GPUs a container has, with what programs need to use them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Gpu {
+    /// Those of the step, if Slurm has given it any; outside Slurm all.
+    #[default]
+    Auto,
+    /// All that the step may open, whatever Slurm says.
+    All,
+    /// None.
+    None,
+}
+
+impl Gpu {
+    const ALL: [Gpu; 3] = [Gpu::Auto, Gpu::All, Gpu::None];
+
+    /// As users and mizzen.toml write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Gpu::Auto => "auto",
+            Gpu::All => "all",
+            Gpu::None => "none",
+        }
+    }
+
+    fn parse(value: &[u8]) -> Result<Gpu, Failure> {
+        let found = Gpu::ALL.into_iter().find(|gpu| gpu.name().as_bytes() == value);
+        found.ok_or_else(|| Failure::new(format!("\"{}\" is not auto, all or none", quote(value))))
+    }
+}
+
 /// One of the settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // as the fields of `Settings`
@@ -60,12 +95,13 @@ pub enum Key {
     Entrypoint,
     Script,
     Stage,
+    Gpu,
     Verbose,
 }
 
 impl Key {
     /// All of them.
-    pub const ALL: [Key; 10] = [
+    pub const ALL: [Key; 11] = [
         Key::Mounts,
         Key::Env,
         Key::Workdir,
@@ -75,6 +111,7 @@ impl Key {
         Key::Entrypoint,
         Key::Script,
         Key::Stage,
+        Key::Gpu,
         Key::Verbose,
     ];
 
@@ -90,6 +127,7 @@ impl Key {
             Key::Entrypoint => "entrypoint",
             Key::Script => "script",
             Key::Stage => "stage",
+            Key::Gpu => "gpu",
             Key::Verbose => "verbose",
         }
     }
@@ -114,6 +152,7 @@ impl Settings {
             Key::Entrypoint => self.entrypoint = Some(parse_bool(value)?),
             Key::Script => self.script = Some(parse_bool(value)?),
             Key::Stage => self.stage = Some(Policy::parse(value)?),
+            Key::Gpu => self.gpu = Some(Gpu::parse(value)?),
             Key::Verbose => self.verbose = Some(parse_bool(value)?),
         }
         Ok(())
@@ -131,6 +170,7 @@ impl Settings {
             entrypoint: self.entrypoint.or(lower.entrypoint),
             script: self.script.or(lower.script),
             stage: self.stage.or(lower.stage),
+            gpu: self.gpu.or(lower.gpu),
             verbose: self.verbose.or(lower.verbose),
         }
     }
@@ -160,6 +200,7 @@ impl Settings {
             Key::Entrypoint => bool(self.entrypoint),
             Key::Script => bool(self.script),
             Key::Stage => self.stage.map(|policy| policy.name().as_bytes().to_vec()),
+            Key::Gpu => self.gpu.map(|gpu| gpu.name().as_bytes().to_vec()),
             Key::Verbose => bool(self.verbose),
         }
     }
@@ -215,6 +256,7 @@ mod tests {
             (Key::Entrypoint, "0"),
             (Key::Script, "no"),
             (Key::Stage, "always"),
+            (Key::Gpu, "none"),
             (Key::Verbose, "yes"),
         ])
         .absolute(Path::new("/here"));
@@ -244,6 +286,7 @@ mod tests {
             (Key::Mounts, "/a:b", "\"/a:b\": the destination is not absolute"),
             (Key::Env, "A,=b", "\"=b\": the name is empty"),
             (Key::Stage, "often", "\"often\" is not auto, always or never"),
+            (Key::Gpu, "0,1", "\"0,1\" is not auto, all or none"),
         ] {
             assert_eq!(Settings::default().set(key, value.as_bytes()).unwrap_err().message, message);
         }

@@ -48,7 +48,7 @@ const NO: Option<&str> = Some("no");
 
 /// Every option; Slurm gives its index back.
 #[rustfmt::skip] // a table
-pub const ALL: [OptionSpec; 19] = [
+pub const ALL: [OptionSpec; 20] = [
     option(c"container-image", Required(c"IMAGE"), Image,
         c"[mizzen] run in the container IMAGE; the same as --container"),
     option(CONTAINER, Required(c"IMAGE"), Image,
@@ -83,6 +83,8 @@ pub const ALL: [OptionSpec; 19] = [
         c"[mizzen] enter the container of another step of the job on this node (with srun --overlap)"),
     option(c"container-stage", Required(c"auto|always|never"), Setting(Key::Stage, None),
         c"[mizzen] copy the image to the node first: from network file systems, always, never"),
+    option(c"container-gpu", Required(c"auto|all|none"), Setting(Key::Gpu, None),
+        c"[mizzen] have the step's GPUs with the node's driver libraries, all of the node's, none"),
     option(c"container-verbose", No, Setting(Key::Verbose, YES),
         c"[mizzen] tell how long each part of the start took"),
     option(c"container-name", Required(c"NAME"), Missing,

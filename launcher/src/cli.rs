@@ -75,6 +75,12 @@ pub enum Command {
     ///
     /// The exit code is 0 if containers can run here and 1 if not, for health checks.
     Doctor {
+        /// Show instead what containers get of this node's GPUs and their drivers
+        #[arg(long)]
+        gpu: bool,
+        /// Show instead what containers get of this node's fabrics
+        #[arg(long)]
+        fabric: bool,
         /// For programs
         #[arg(long)]
         json: bool,
@@ -167,6 +173,9 @@ pub struct ContainerArgs {
     /// Copy the image to this node first: auto (from network file systems), always, never
     #[arg(long, value_name = "WHEN")]
     stage: Option<String>,
+    /// Have the node's GPUs with its driver's libraries: auto (in a Slurm job those of the step, else all), all, none
+    #[arg(long, value_name = "WHICH")]
+    gpu: Option<String>,
     /// Tell how long each part of the start took
     #[arg(long, short = 'v')]
     verbose: bool,
@@ -201,6 +210,9 @@ impl ContainerArgs {
         }
         if let Some(when) = &self.stage {
             set(&mut settings, Key::Stage, when.as_ref(), "--stage")?;
+        }
+        if let Some(which) = &self.gpu {
+            set(&mut settings, Key::Gpu, which.as_ref(), "--gpu")?;
         }
         if let Some(size) = &self.writable {
             set(&mut settings, Key::Writable, size.as_ref(), "--writable")?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
-use mizzen_core::settings::{Settings, Writable};
+use mizzen_core::settings::{Gpu, Settings, Writable};
 use mizzen_core::{Config, Failure};
 
 use crate::slurm::Inside;
@@ -41,6 +41,8 @@ pub struct RunOptions {
     pub unshare: Unshare,
     /// When and where the image is copied first.
     pub staging: Staging,
+    /// Which of the node's GPUs it has.
+    pub gpu: Gpu,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
 }
@@ -125,6 +127,7 @@ impl RunOptions {
             writable: settings.writable.unwrap_or_default(),
             entrypoint: settings.entrypoint == Some(true),
             verbose: settings.verbose == Some(true),
+            gpu: settings.gpu.unwrap_or_default(),
             staging: Staging::new(settings.stage.unwrap_or_default(), config)?,
             ..RunOptions::default()
         })

@@ -16,6 +16,7 @@ use mizzen_core::options::MountFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
+use crate::host_libraries::{self, HostFile, HostLibraries};
 use crate::image::{Entry, Metadata, Tree, resolve};
 use crate::options::{Origin, RunOptions, Unshare};
 
@@ -41,6 +42,8 @@ pub struct Plan {
     pub facts: Facts,
     /// The program.
     pub program: Program,
+    /// What of the node is given to the container, or not, and why.
+    pub findings: Vec<(String, String)>,
     /// What the user should know although nothing failed.
     pub notes: Vec<String>,
 }
@@ -61,6 +64,8 @@ pub struct Facts {
     pub time_zone: Option<String>,
     /// Variables of Slurm's MPI plugin that need other values inside.
     pub mpi_environment: Vec<(OsString, OsString)>,
+    /// What programs need to find the node's libraries.
+    pub host_libraries: host_libraries::Variables,
     /// Where the helper for Slurm's commands listens, if there is one.
     pub commands: Option<String>,
     /// The digest of the image, if it was computed.
@@ -169,6 +174,13 @@ pub enum What {
     Squashfs(PathBuf),
     /// The launcher, and links to it under the names of Slurm's commands.
     Commands(PathBuf),
+    /// Files of the host, and links to them, in a directory of their own.
+    HostFiles {
+        /// The files.
+        files: Vec<HostFile>,
+        /// The links: their places in the directory, and what is in them.
+        links: Vec<(PathBuf, String)>,
+    },
 }
 
 impl What {
@@ -177,9 +189,12 @@ impl What {
         match self {
             What::Bind { shape, .. } => *shape,
             What::File(_) => Shape::File,
-            What::Devices(_) | What::Proc | What::Tmpfs(_) | What::Squashfs(_) | What::Commands(_) => {
-                Shape::Directory
-            }
+            What::Devices(_)
+            | What::Proc
+            | What::Tmpfs(_)
+            | What::Squashfs(_)
+            | What::Commands(_)
+            | What::HostFiles { .. } => Shape::Directory,
         }
     }
 }
@@ -191,12 +206,14 @@ impl Plan {
         tree: &dyn Tree,
         metadata: &Metadata,
         host: &Host,
+        host_libraries: HostLibraries,
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.remap_root);
-        let mut notes = Vec::new();
+        let mut notes = host_libraries.notes.clone();
         let mut mpi = mpi::decide(tree, metadata, host, &identity);
         notes.append(&mut mpi.notes);
-        let mounts = mounts::decide(options, tree, host, &identity, &mpi.directories, &mut notes)?;
+        let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries };
+        let mounts = mounts::decide(options, tree, host, &identity, &others, &mut notes)?;
         let root = root::decide(&options.writable, host)?;
         let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
         let skeletons = mounts::skeletons(&mounts, commands, tree)?;
@@ -208,6 +225,7 @@ impl Plan {
             workdir_why: workdir.why,
             time_zone: host.time_zone.clone(),
             mpi_environment: mpi.variables,
+            host_libraries: host_libraries.variables,
             commands: options.step.as_ref().and_then(|step| step.commands.clone()),
             digest: metadata.digest.map(|digest| digest.to_string()),
         };
@@ -217,7 +235,8 @@ impl Plan {
             notes.push(format!("{line}: not understood; the variable that it sets is missing"));
         }
         let unshare = options.unshare;
-        Ok(Plan { identity, unshare, root, skeletons, mounts, facts, program, notes })
+        let findings = host_libraries.findings;
+        Ok(Plan { identity, unshare, root, skeletons, mounts, facts, program, findings, notes })
     }
 }
 

@@ -36,6 +36,9 @@ impl Plan {
             let shown = format!("{}={}", os(&variable.name), os(&variable.value));
             line("env", &shown, variable.why);
         }
+        for (what, why) in &self.findings {
+            line("node", &quote(what.as_bytes()), why);
+        }
         for note in &self.notes {
             line("note", note, "");
         }
@@ -63,6 +66,7 @@ impl Plan {
             "environment": self.program.environment.iter().map(|variable| json!({
                 "name": os(&variable.name), "value": os(&variable.value), "why": variable.why,
             })).collect::<Vec<_>>(),
+            "node": self.findings.iter().map(|(what, why)| json!({ "what": what, "why": why })).collect::<Vec<_>>(),
             "notes": self.notes,
         })
     }
@@ -92,6 +96,7 @@ fn what(mount: &Mount) -> String {
         What::File(content) => format!("a file of {} bytes", content.len()),
         What::Squashfs(source) => format!("the content of {}", path(source)),
         What::Commands(_) => "Slurm's commands".to_owned(),
+        What::HostFiles { files, .. } => format!("with {} files of the node", files.len()),
     };
     for (on, name) in [(mount.flags.read_only, " read-only"), (mount.flags.no_exec, " noexec")] {
         if on {
