@@ -32,6 +32,10 @@ pub struct Config {
     pub mounts: Vec<String>,
     /// Variables for every container, written as for --container-env.
     pub env: Vec<String>,
+    /// Devices that every container has, written as for --container-device, where the node knows their kind.
+    pub devices: Vec<String>,
+    /// Hooks of CDI specifications that devices work without: the names of NVIDIA's, the paths of other programs.
+    pub cdi_leave_out_hooks: Vec<String>,
     /// Whether containers have the user's home directory.
     pub mount_home: bool,
     /// Whether the root directory can be written.
@@ -64,6 +68,8 @@ impl Default for Config {
             image_folders: Vec::new(),
             mounts: Vec::new(),
             env: Vec::new(),
+            devices: Vec::new(),
+            cdi_leave_out_hooks: Vec::new(),
             mount_home: true,
             writable: false,
             remap_root: false,
@@ -152,7 +158,11 @@ impl Config {
             gpu: Some(self.gpu),
             ..Settings::default()
         };
-        for (key, name, values) in [(Key::Mounts, "mounts", &self.mounts), (Key::Env, "env", &self.env)] {
+        for (key, name, values) in [
+            (Key::Mounts, "mounts", &self.mounts),
+            (Key::Env, "env", &self.env),
+            (Key::Device, "devices", &self.devices),
+        ] {
             for value in values {
                 settings.set(key, value.as_bytes()).map_err(|failure| failure.about(name))?;
             }
@@ -307,6 +317,7 @@ mod tests {
             ("stage_directory = \"tmp\"", ": stage_directory: \"tmp\" is not absolute"),
             ("stage_max_size = \"lots\"", ": stage_max_size: \"lots\" is not an amount of storage"),
             ("env = [\"=x\"]", ": env: \"=x\": the name is empty"),
+            ("devices = [\"gpu\"]", ": devices: \"gpu\" is not the name of a device"),
         ];
         for (text, expected) in cases {
             let failure = parse(text).unwrap_err();

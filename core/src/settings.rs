@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::Failure;
+use crate::device::DeviceName;
 use crate::failure::quote;
 use crate::options::{EnvOption, MountOption, parse_env_list, parse_mounts, parse_size};
 use crate::staging::Policy;
@@ -19,6 +20,8 @@ pub struct Settings {
     pub mounts: Vec<MountOption>,
     /// Variables to set, or to take from the host.
     pub environment: Vec<EnvOption>,
+    /// Devices by their names in the node's CDI specifications.
+    pub devices: Vec<DeviceName>,
     /// Where the program starts.
     pub workdir: Option<PathBuf>,
     /// Whether the home directory is there.
@@ -88,6 +91,7 @@ impl Gpu {
 pub enum Key {
     Mounts,
     Env,
+    Device,
     Workdir,
     MountHome,
     Writable,
@@ -101,9 +105,10 @@ pub enum Key {
 
 impl Key {
     /// All of them.
-    pub const ALL: [Key; 11] = [
+    pub const ALL: [Key; 12] = [
         Key::Mounts,
         Key::Env,
+        Key::Device,
         Key::Workdir,
         Key::MountHome,
         Key::Writable,
@@ -120,6 +125,7 @@ impl Key {
         match self {
             Key::Mounts => "mounts",
             Key::Env => "env",
+            Key::Device => "device",
             Key::Workdir => "workdir",
             Key::MountHome => "mount-home",
             Key::Writable => "writable",
@@ -145,6 +151,7 @@ impl Settings {
         match key {
             Key::Mounts => self.mounts.extend(parse_mounts(text)?),
             Key::Env => self.environment.extend(parse_env_list(text)?),
+            Key::Device => self.devices.extend(DeviceName::parse_list(value)?),
             Key::Workdir => self.workdir = Some(parse_directory(value)?),
             Key::MountHome => self.mount_home = Some(parse_bool(value)?),
             Key::Writable => self.writable = Some(parse_writable(value)?),
@@ -163,6 +170,7 @@ impl Settings {
         Settings {
             mounts: if self.mounts.is_empty() { lower.mounts } else { self.mounts },
             environment: if self.environment.is_empty() { lower.environment } else { self.environment },
+            devices: if self.devices.is_empty() { lower.devices } else { self.devices },
             workdir: self.workdir.or(lower.workdir),
             mount_home: self.mount_home.or(lower.mount_home),
             writable: self.writable.or(lower.writable),
@@ -189,6 +197,7 @@ impl Settings {
         match key {
             Key::Mounts => list(self.mounts.iter().map(MountOption::to_text).collect()),
             Key::Env => list(self.environment.iter().map(EnvOption::to_text).collect()),
+            Key::Device => list(self.devices.iter().map(|device| device.to_string().into_bytes()).collect()),
             Key::Workdir => self.workdir.clone().map(|workdir| OsString::from(workdir).into_vec()),
             Key::MountHome => bool(self.mount_home),
             Key::Writable => self.writable.as_ref().map(|writable| match writable {
@@ -249,6 +258,7 @@ mod tests {
             (Key::Mounts, "/a:/b:ro,c:/d"),
             (Key::Mounts, "/e"),
             (Key::Env, "A=1,B"),
+            (Key::Device, "v.com/c=0,v.com/c=1"),
             (Key::Workdir, "w"),
             (Key::MountHome, "no"),
             (Key::Writable, "2g"),
@@ -285,6 +295,7 @@ mod tests {
             (Key::Workdir, "", "\"\" is not a directory's name"),
             (Key::Mounts, "/a:b", "\"/a:b\": the destination is not absolute"),
             (Key::Env, "A,=b", "\"=b\": the name is empty"),
+            (Key::Device, "gpu", "\"gpu\" is not the name of a device"),
             (Key::Stage, "often", "\"often\" is not auto, always or never"),
             (Key::Gpu, "0,1", "\"0,1\" is not auto, all or none"),
         ] {

@@ -48,7 +48,7 @@ const NO: Option<&str> = Some("no");
 
 /// Every option; Slurm gives its index back.
 #[rustfmt::skip] // a table
-pub const ALL: [OptionSpec; 20] = [
+pub const ALL: [OptionSpec; 21] = [
     option(c"container-image", Required(c"IMAGE"), Image,
         c"[mizzen] run in the container IMAGE; the same as --container"),
     option(CONTAINER, Required(c"IMAGE"), Image,
@@ -71,6 +71,8 @@ pub const ALL: [OptionSpec; 20] = [
         c"[mizzen] be yourself inside"),
     option(c"container-env", Required(c"NAME[=VALUE],..."), Setting(Key::Env, None),
         c"[mizzen] set variables, or take the node's values in spite of the image's"),
+    option(c"container-device", Required(c"VENDOR/CLASS=NAME,..."), Setting(Key::Device, None),
+        c"[mizzen] have devices by their names in the node's CDI specifications, as nvidia.com/gpu=0"),
     option(c"container-entrypoint", No, Setting(Key::Entrypoint, YES),
         c"[mizzen] start the program through the image's entrypoint"),
     option(c"no-container-entrypoint", No, Setting(Key::Entrypoint, NO),

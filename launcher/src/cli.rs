@@ -148,6 +148,10 @@ pub struct ContainerArgs {
     /// Set the variables in a file of NAME=VALUE lines
     #[arg(long = "env-file", value_name = "FILE")]
     env_files: Vec<PathBuf>,
+    /// Have a device by its name in the node's CDI specifications, as nvidia.com/gpu=0; repeat it or join several by
+    /// commas
+    #[arg(long = "device", value_name = "VENDOR/CLASS=NAME")]
+    devices: Vec<OsString>,
     /// Take nothing from the host's environment but what describes the user and the job
     #[arg(long)]
     clean_env: bool,
@@ -195,6 +199,9 @@ impl ContainerArgs {
         let mut settings = Settings::default();
         for text in &self.mounts {
             set(&mut settings, Key::Mounts, text, "--mount")?;
+        }
+        for text in &self.devices {
+            set(&mut settings, Key::Device, text, "--device")?;
         }
         for file in &self.env_files {
             settings.environment.extend(options::read_env_file(file)?);

@@ -1,5 +1,6 @@
 //! `mizzen`, the launcher. Always runs as the user who calls it; `pipeline.rs` shows the way of a container.
 
+mod cdi;
 mod cli;
 mod doctor;
 mod host;

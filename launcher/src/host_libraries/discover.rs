@@ -52,6 +52,14 @@ pub struct FoundSet {
     pub files: Vec<PathBuf>,
 }
 
+impl FoundSet {
+    /// A set of which nothing has been found yet.
+    pub fn of(set: Set) -> FoundSet {
+        let (libraries, missing) = (BTreeMap::new(), Vec::new());
+        FoundSet { set, libraries, missing, programs: Vec::new(), files: Vec::new() }
+    }
+}
+
 /// A library or program.
 #[derive(Clone, Debug)]
 pub struct Candidate {
@@ -107,17 +115,16 @@ impl Node {
         });
         let all = |patterns: &[String]| patterns.iter().flat_map(|pattern| self.paths(pattern)).collect();
         let sets = sets.iter().map(|set| self.find_set(set, &rule.directories)).collect();
-        Found { version, gpus: all(&rule.gpus), devices: all(&rule.devices), sets }
+        Found { version, gpus: self.gpus(rule), devices: all(&rule.devices), sets }
+    }
+
+    /// The devices of a rule that Slurm gives one by one.
+    pub fn gpus(&self, rule: &Rule) -> Vec<PathBuf> {
+        rule.gpus.iter().flat_map(|pattern| self.paths(pattern)).collect()
     }
 
     fn find_set(&self, set: &Set, directories: &[String]) -> FoundSet {
-        let mut found = FoundSet {
-            set: set.clone(),
-            libraries: BTreeMap::new(),
-            missing: Vec::new(),
-            programs: Vec::new(),
-            files: Vec::new(),
-        };
+        let mut found = FoundSet::of(set.clone());
         for wanted in set.libraries.iter().chain(&set.optional) {
             let libraries = self.libraries(wanted, directories);
             if libraries.is_empty() {
@@ -176,7 +183,7 @@ impl Node {
         })
     }
 
-    fn candidate(&self, name: &str, path: &Path, origin: &str) -> Option<Candidate> {
+    pub fn candidate(&self, name: &str, path: &Path, origin: &str) -> Option<Candidate> {
         let file = self.file(path)?;
         let opened =
             fs::File::open(&file).ok().filter(|opened| opened.metadata().is_ok_and(|m| m.is_file()))?;

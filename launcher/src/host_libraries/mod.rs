@@ -15,16 +15,20 @@ mod ld_cache;
 mod pattern;
 mod rules;
 mod show;
+mod specified;
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use serde::{Deserialize, Serialize};
 
+use crate::cdi::{Edits, Specs};
 use crate::host::Host;
 use crate::image::{Metadata, Tree, resolve};
 use crate::options::RunOptions;
+use crate::plan::Mount;
 use abi::{Decision, Kind};
 use discover::{Found, Node};
 use image_libraries::{CLibrary, ImageLibraries};
@@ -47,6 +51,10 @@ pub struct HostLibraries {
     pub links: BTreeMap<PathBuf, String>,
     /// Files and directories that are bound where they are on the node, with the reason.
     pub binds: Vec<(PathBuf, String)>,
+    /// What CDI specifications mount, also on files of the image.
+    pub mounts: Vec<Mount>,
+    /// Links that they want in the image or below /dev: absolute, and where they lead.
+    pub image_links: Vec<(PathBuf, PathBuf)>,
     /// What programs need to find it all.
     pub variables: Variables,
     /// Every decision, for `mizzen plan`: what, and its reason.
@@ -96,6 +104,12 @@ pub fn decide(
     };
     let mut given = HostLibraries::default();
     let node = Node::this();
+    // Read when the first asks for devices that they may describe.
+    let specs = LazyCell::new(Specs::of_node);
+    let mut devices = match options.devices.is_empty() {
+        true => Vec::new(),
+        false => specified::named(options, &specs)?,
+    };
     for rule in rules.iter().filter(|rule| node.has(rule)) {
         let (on, why) = match rule.switch {
             Switch::Gpu => gpus::wanted(options.gpu, &host.environment),
@@ -105,9 +119,18 @@ pub fn decide(
             given.findings.push((format!("{}: nothing", rule.name), why));
             continue;
         }
+        if let Some(kind) = rule.cdi.as_deref().filter(|kind| specs.has_kind(kind)) {
+            let gpus = node.gpus(rule);
+            devices.extend(specified::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
+            given.findings.push((rule.name.clone(), format!("{why}; by CDI specification")));
+            continue;
+        }
         let found = node.find(rule, &rule.chosen(variable));
         given.add(rule, &found, &why, &node, tree, metadata);
     }
+    let edits =
+        Edits::of(&specs, &devices, &options.leave_out_hooks).map_err(|failure| failure.about("CDI"))?;
+    given.add_specified(edits, &node, tree, metadata);
     given.finish();
     Ok(given)
 }
@@ -132,25 +155,11 @@ impl HostLibraries {
             }
         }
         let image = ImageLibraries::of(tree, &metadata.environment);
-        let wanted = found.sets.iter().any(|set| !set.libraries.is_empty() || !set.programs.is_empty());
-        let c_library = if wanted { image.c_library() } else { CLibrary::Glibc };
-        if c_library != CLibrary::Glibc {
-            let which = if c_library == CLibrary::Musl { "musl" } else { "no C library of its own" };
-            self.notes.push(format!(
-                "the image has {which}: the node's {} libraries need glibc, and are left out",
-                rule.name
-            ));
-            return;
-        }
-        let decisions = abi::decide(found, &rule.directories, node, &image);
-        for decision in &decisions {
-            let set = &found.sets[decision.set].set;
-            self.findings.push(show::finding(rule, set, decision));
-            if decision.misfit.is_none() {
-                self.take(decision);
-            }
-        }
-        self.notes.extend(show::note(rule, &decisions));
+        let Some(decisions) = self.check(&rule.name, found, &rule.directories, node, &image) else { return };
+        decisions
+            .iter()
+            .filter(|decision| decision.misfit.is_none())
+            .for_each(|decision| self.take(decision));
         for found in &found.sets {
             let has = |name: &str| decisions.iter().any(|d| d.misfit.is_none() && d.candidate.name == name);
             let links = found.set.links.iter().filter(|(_, target)| has(target));
@@ -168,6 +177,32 @@ impl HostLibraries {
                 self.add_file(rule, &found.set.name, file, tree);
             }
         }
+    }
+
+    /// Whether the image's programs can load what was found; none if that is out of the question for all of it.
+    fn check(
+        &mut self,
+        name: &str,
+        found: &Found,
+        directories: &[String],
+        node: &Node,
+        image: &ImageLibraries,
+    ) -> Option<Vec<Decision>> {
+        let wanted = found.sets.iter().any(|set| !set.libraries.is_empty() || !set.programs.is_empty());
+        let c_library = if wanted { image.c_library() } else { CLibrary::Glibc };
+        if c_library != CLibrary::Glibc {
+            let which = if c_library == CLibrary::Musl { "musl" } else { "no C library of its own" };
+            self.notes.push(format!(
+                "the image has {which}: the node's {name} libraries need glibc, and are left out"
+            ));
+            return None;
+        }
+        let decisions = abi::decide(found, directories, node, image);
+        for decision in &decisions {
+            self.findings.push(show::finding(name, &found.sets[decision.set].set, decision));
+        }
+        self.notes.extend(show::note(name, &decisions));
+        Some(decisions)
     }
 
     fn take(&mut self, decision: &Decision) {
@@ -205,7 +240,8 @@ impl HostLibraries {
         for (directory, variable) in
             [("lib", &mut self.variables.libraries), ("bin", &mut self.variables.programs)]
         {
-            if self.files.iter().any(|file| file.place.starts_with(directory)) {
+            let files = self.files.iter().map(|file| &file.place);
+            if files.chain(self.links.keys()).any(|place| place.starts_with(directory)) {
                 variable.push(Path::new(DIRECTORY).join(directory));
             }
         }

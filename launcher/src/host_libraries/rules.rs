@@ -38,6 +38,9 @@ pub struct Rule {
     /// Devices that Slurm gives to a step one by one; patterns.
     #[serde(default)]
     pub gpus: Vec<String>,
+    /// The kind of devices in CDI specifications that this rule is about: one on the node holds in place of the rule.
+    #[serde(default)]
+    pub cdi: Option<String>,
     /// Devices and directories of them that all have in common; patterns.
     #[serde(default)]
     pub devices: Vec<String>,
@@ -66,7 +69,7 @@ pub enum Switch {
 }
 
 /// Files that serve one purpose.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Set {
     /// What it is called in `choice`, and in what `mizzen plan` shows.
@@ -92,6 +95,13 @@ pub struct Set {
     /// Variables, with `{lib}` for the directory of the libraries inside.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
+}
+
+impl Set {
+    /// One without anything in it.
+    pub fn named(name: &str) -> Set {
+        Set { name: name.to_owned(), ..Set::default() }
+    }
 }
 
 impl Rule {

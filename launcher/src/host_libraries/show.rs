@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use nix::unistd::{AccessFlags, access};
 
+use crate::cdi::Specs;
+
 use super::abi::{Decision, Kind};
 use super::discover::{Candidate, Node};
-use super::rules::{self, Rule, Set, Switch};
+use super::rules::{self, Set, Switch};
 
 /// One line of `mizzen plan`: the file, and what happens to it.
-pub fn finding(rule: &Rule, set: &Set, decision: &Decision) -> (String, String) {
+pub fn finding(rule: &str, set: &Set, decision: &Decision) -> (String, String) {
     let what = decision.candidate.file.display().to_string();
     let kind = match &decision.kind {
         Kind::Library | Kind::Optional => String::new(),
@@ -22,11 +24,11 @@ pub fn finding(rule: &Rule, set: &Set, decision: &Decision) -> (String, String) 
         None => format!("from {}", decision.candidate.origin),
         Some(misfit) => format!("left out: {}", misfit.text()),
     };
-    (what, format!("{}: {}{kind}; {outcome}", rule.name, set.name))
+    (what, format!("{rule}: {}{kind}; {outcome}", set.name))
 }
 
 /// One line for what is missing inside, and why.
-pub fn note(rule: &Rule, decisions: &[Decision]) -> Option<String> {
+pub fn note(rule: &str, decisions: &[Decision]) -> Option<String> {
     let missed = |decision: &&Decision| decision.misfit.is_some() && decision.kind == Kind::Library;
     let mut missed = decisions.iter().filter(missed);
     let first = missed.next()?;
@@ -38,7 +40,7 @@ pub fn note(rule: &Rule, decisions: &[Decision]) -> Option<String> {
     match missed.count() {
         0 => {}
         others => {
-            let _ = write!(text, " (and {others} more of {}; mizzen plan shows them)", rule.name);
+            let _ = write!(text, " (and {others} more of {rule}; mizzen plan shows them)");
         }
     }
     Some(text)
@@ -86,7 +88,21 @@ pub fn examine(switches: &[Switch]) -> Result<Vec<(String, String)>, Failure> {
             }
         }
     }
+    if switches.contains(&Switch::Gpu) {
+        lines.extend(specifications());
+    }
     Ok(lines)
+}
+
+/// The node's CDI specifications.
+fn specifications() -> Vec<(String, String)> {
+    let specs = Specs::of_node();
+    let good = specs.files().iter().map(|file| {
+        let names: Vec<&str> = file.spec.devices.iter().map(|device| device.name.as_str()).collect();
+        (file.path.display().to_string(), format!("CDI: {} {}", file.spec.kind, names.join(" ")))
+    });
+    let broken = specs.broken().iter().map(|failure| ("CDI".to_owned(), format!("not used: {failure}")));
+    good.chain(broken).collect()
 }
 
 fn described(candidate: &Candidate, set: &Set, driver: Option<&str>) -> String {

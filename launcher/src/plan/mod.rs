@@ -3,6 +3,7 @@
 
 mod environment;
 mod identity;
+mod links;
 mod mounts;
 mod mpi;
 mod root;
@@ -22,6 +23,7 @@ use crate::options::{Origin, RunOptions, Unshare};
 
 pub use environment::{DIGEST_VARIABLE, Variable, belongs_to_one_side};
 pub use identity::Identity;
+pub use links::Link;
 pub use mounts::lies_in;
 pub use root::{Changes, Root};
 
@@ -38,6 +40,8 @@ pub struct Plan {
     pub skeletons: Vec<Skeleton>,
     /// Mounts, parents first.
     pub mounts: Vec<Mount>,
+    /// Symbolic links in file systems in memory, made when all is mounted.
+    pub links: Vec<Link>,
     /// What the container's programs have in common.
     pub facts: Facts,
     /// The program.
@@ -114,8 +118,8 @@ pub struct Skeleton {
     pub directory: PathBuf,
     /// What is added: absolute inside.
     pub added: Vec<(PathBuf, Shape)>,
-    /// Symbolic links that are added, absolute inside, and where they lead.
-    pub links: Vec<(PathBuf, PathBuf)>,
+    /// Symbolic links that are added, also in place of files.
+    pub links: Vec<Link>,
 }
 
 /// What a mount point is.
@@ -146,7 +150,7 @@ impl Mount {
     /// A failure of this mount, named after who asks for it.
     fn about(&self, failure: Failure) -> Failure {
         match self.origin {
-            Some(origin) => failure.about(origin.mounts()),
+            Some(_) => failure.about(&self.why),
             None => failure,
         }
     }
@@ -214,9 +218,10 @@ impl Plan {
         notes.append(&mut mpi.notes);
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries };
         let mounts = mounts::decide(options, tree, host, &identity, &others, &mut notes)?;
+        let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         let root = root::decide(&options.writable, host)?;
         let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
-        let skeletons = mounts::skeletons(&mounts, commands, tree)?;
+        let skeletons = mounts::skeletons(&mounts, commands, links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {
             image_environment: metadata.environment.clone(),
@@ -236,7 +241,8 @@ impl Plan {
         }
         let unshare = options.unshare;
         let findings = host_libraries.findings;
-        Ok(Plan { identity, unshare, root, skeletons, mounts, facts, program, findings, notes })
+        let links = links.in_memory;
+        Ok(Plan { identity, unshare, root, skeletons, mounts, links, facts, program, findings, notes })
     }
 }
 

@@ -10,7 +10,7 @@ use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{MountFlags, MountOption, MountSource};
 use mizzen_core::settings::Writable;
 
-use super::{Identity, Mount, Shape, Skeleton, What, identity};
+use super::{Identity, Link, Mount, Shape, Skeleton, What, identity};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Resolved, Tree, read_file, resolve};
@@ -60,6 +60,7 @@ pub fn decide(
         let (target, flags, why) = (directory.clone(), MountFlags::default(), (*why).to_owned());
         wanted.push(Mount { what, target, flags, origin: None, why });
     }
+    wanted.extend(others.host_libraries.mounts.iter().cloned());
     for (option, origin) in &options.mounts {
         wanted.push(from_option(option, *origin, host).map_err(|failure| failure.about(origin.mounts()))?);
     }
@@ -94,10 +95,12 @@ pub fn decide(
     let mut last: BTreeMap<PathBuf, Mount> = BTreeMap::new();
     for Placed { mount, .. } in without_strays(placed, notes)? {
         let origin = mount.origin;
+        let why = mount.why.clone();
         if let Some(old) = last.insert(mount.target.clone(), mount)
-            && let Some(origin) = origin.filter(|origin| old.origin == Some(*origin))
+            && origin.is_some()
+            && old.why == why
         {
-            let (option, target) = (origin.mounts(), old.target.display());
+            let (option, target) = (why, old.target.display());
             notes.push(format!("{option}: {target} is mounted twice; the last one holds"));
         }
     }
@@ -237,7 +240,7 @@ fn of_host_libraries(given: &HostLibraries) -> Vec<Mount> {
         why,
     };
     let mut mounts = Vec::new();
-    if !given.files.is_empty() {
+    if !given.files.is_empty() || !given.links.is_empty() {
         let links = given.links.iter().map(|(place, target)| (place.clone(), target.clone())).collect();
         let what = What::HostFiles { files: given.files.clone(), links };
         mounts.push(mount(what, Path::new(host_libraries::DIRECTORY), "the node's libraries".to_owned()));
@@ -327,9 +330,14 @@ fn refuse_kernel_directories(mount: &Mount, target: &Path) -> Result<(), Failure
 }
 
 /// Directories in which mount points, and links to Slurm's commands, are missing; parents first.
-pub fn skeletons(mounts: &[Mount], commands: bool, tree: &dyn Tree) -> Result<Vec<Skeleton>, Failure> {
+pub fn skeletons(
+    mounts: &[Mount],
+    commands: bool,
+    needed_links: Vec<(PathBuf, Link)>,
+    tree: &dyn Tree,
+) -> Result<Vec<Skeleton>, Failure> {
     let mut missing: BTreeMap<PathBuf, Vec<(PathBuf, Shape)>> = BTreeMap::new();
-    let mut links: BTreeMap<PathBuf, Vec<(PathBuf, PathBuf)>> = BTreeMap::new();
+    let mut links: BTreeMap<PathBuf, Vec<Link>> = BTreeMap::new();
     for mount in mounts {
         if mounts.iter().any(|outer| lies_in(&mount.target, &outer.target)) {
             continue;
@@ -346,8 +354,11 @@ pub fn skeletons(mounts: &[Mount], commands: bool, tree: &dyn Tree) -> Result<Ve
             && !mounts.iter().any(|mount| lies_in(&path, &mount.target))
         {
             let target = Path::new(slurm::DIRECTORY).join("bin").join(command);
-            links.entry(existing).or_default().push((path, target));
+            links.entry(existing).or_default().push(Link { path, target, needed: false });
         }
+    }
+    for (existing, link) in needed_links {
+        links.entry(existing).or_default().push(link);
     }
     let mut directories: Vec<PathBuf> = missing.keys().chain(links.keys()).cloned().collect();
     directories.sort();

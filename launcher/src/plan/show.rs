@@ -29,6 +29,10 @@ impl Plan {
             let added: Vec<String> = skeleton.added.iter().map(|(added, _)| path(added)).collect();
             line("places", &path(&skeleton.directory), &format!("the image lacks {}", added.join(", ")));
         }
+        let added = self.skeletons.iter().flat_map(|skeleton| &skeleton.links);
+        for link in added.filter(|link| link.needed).chain(&self.links) {
+            line("link", &format!("{} to {}", path(&link.path), path(&link.target)), "CDI");
+        }
         for mount in &self.mounts {
             line("mount", &format!("{} {}", path(&mount.target), what(mount)), &mount.why);
         }
@@ -58,6 +62,9 @@ impl Plan {
             "places": self.skeletons.iter().map(|skeleton| json!({
                 "directory": path(&skeleton.directory),
                 "added": skeleton.added.iter().map(|(added, _)| path(added)).collect::<Vec<_>>(),
+            })).collect::<Vec<_>>(),
+            "links": self.skeletons.iter().flat_map(|skeleton| &skeleton.links).chain(&self.links).map(|link| json!({
+                "path": path(&link.path), "target": path(&link.target),
             })).collect::<Vec<_>>(),
             "mounts": self.mounts.iter().map(|mount| json!({
                 "target": path(&mount.target), "what": what(mount), "why": mount.why,

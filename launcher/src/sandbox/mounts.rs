@@ -16,9 +16,9 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::symlinkat;
 
 use super::Server;
-use super::root::NewRoot;
+use super::root::{NewRoot, make_link};
 use crate::host_libraries::{self, HostFile};
-use crate::plan::{Mount, Plan, Shape, What, lies_in};
+use crate::plan::{Link, Mount, Plan, Shape, What, lies_in};
 use crate::{slurm, sys};
 
 /// What a mount of the plan needs from the host.
@@ -138,6 +138,13 @@ pub fn apply(
         flags.set(MsFlags::MS_RDONLY, mount.flags.read_only);
         flags.set(MsFlags::MS_NOEXEC, mount.flags.no_exec);
         restrict(mounted.as_fd(), target, flags)?;
+    }
+    for Link { path, target, .. } in &plan.links {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        match make_link(root.as_fd(), relative, target) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(in_container(path, errno)),
+        }
     }
     Ok(())
 }
