@@ -94,6 +94,12 @@ pub fn nvidia_rootfs() -> Result<PathBuf> {
     make_rootfs_from("main contrib non-free", "bookworm", "nvidia", &format!("{PACKAGES},{driver}"))
 }
 
+/// A node with Slurm 22.05, MPICH and the libraries and programs for InfiniBand. Python is for tests that take it for an
+/// image.
+pub fn hpc_rootfs() -> Result<PathBuf> {
+    make_rootfs("bookworm", "hpc", &format!("{PACKAGES},ibverbs-providers,ibverbs-utils,libmpich12,python3"))
+}
+
 fn make_rootfs_from(components: &str, debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
     let store = target_dir().join("rootfs");
     fs::create_dir_all(&store)?;
