@@ -38,6 +38,11 @@ install:
 	ln -sf ../../bin/mizzen $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-enter
 	test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml || \
 	  install -D -m 644 conf/mizzen.toml $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml
+	install -d $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d
+	for rule in conf/host.d/*.toml; do \
+	  test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d/$${rule##*/} || \
+	    install -m 644 $$rule $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d || exit 1; \
+	done
 	install -d $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d
 	sed 's|@PREFIX@|$(PREFIX)|' conf/plugstack.conf.d/mizzen.conf \
 	  > $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::Failure;
 use crate::failure::{cause, quote};
 use crate::options::{MountOption, MountSource};
-use crate::settings::{Key, Settings, Writable};
+use crate::settings::{Gpu, Key, Settings, Writable};
 use crate::staging::{Amount, Policy};
 
 /// Where the file is unless plugstack.conf says `config=PATH`.
@@ -32,6 +32,10 @@ pub struct Config {
     pub mounts: Vec<String>,
     /// Variables for every container, written as for --container-env.
     pub env: Vec<String>,
+    /// Devices that every container has, written as for --container-device, where the node knows their kind.
+    pub devices: Vec<String>,
+    /// Hooks of CDI specifications that devices work without: the names of NVIDIA's, the paths of other programs.
+    pub cdi_leave_out_hooks: Vec<String>,
     /// Whether containers have the user's home directory.
     pub mount_home: bool,
     /// Whether the root directory can be written.
@@ -52,6 +56,8 @@ pub struct Config {
     pub stage_max_size: String,
     /// How much of the file system the copies leave free.
     pub stage_keep_free: String,
+    /// Which of the node's GPUs containers have.
+    pub gpu: Gpu,
     /// Types of file systems that count as network file systems beside those that are known.
     pub network_file_systems: Vec<String>,
 }
@@ -62,6 +68,8 @@ impl Default for Config {
             image_folders: Vec::new(),
             mounts: Vec::new(),
             env: Vec::new(),
+            devices: Vec::new(),
+            cdi_leave_out_hooks: Vec::new(),
             mount_home: true,
             writable: false,
             remap_root: false,
@@ -72,6 +80,7 @@ impl Default for Config {
             stage_directory: "/var/tmp".into(),
             stage_max_size: "50%".to_owned(),
             stage_keep_free: "10%".to_owned(),
+            gpu: Gpu::Auto,
             network_file_systems: Vec::new(),
         }
     }
@@ -93,27 +102,19 @@ impl Config {
             Source::Default => Path::new(DEFAULT_PATH),
             Source::Named(path) => path,
         };
-        match read_trusted(path) {
-            Ok(text) => Config::parse(&text, path),
-            Err(Unread::Missing) if *source == Source::Default => Ok(Config::default()),
-            Err(Unread::Missing) => Err(Failure::new(format!("{}: no such file", path.display()))
+        match read_trusted(path)? {
+            Some(text) => Config::parse(&text, path),
+            None if *source == Source::Default => Ok(Config::default()),
+            None => Err(Failure::new(format!("{}: no such file", path.display()))
                 .hint("plugstack.conf names it with config=PATH")),
-            Err(Unread::Refused(failure)) => Err(failure),
         }
     }
 
     /// Parses the text of a configuration file; a failure names the line.
     pub fn parse(text: &str, path: &Path) -> Result<Config, Failure> {
         let config: Config = toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-            // The parser's messages may span lines; one failure is one line.
-            let cause = error.message().lines().collect::<Vec<_>>().join(" ");
-            let position = format!("{}:{line}", path.display());
-            Failure::new(match error.span().and_then(|span| key_at(text, span.start)) {
-                Some(key) => format!("{position}: {key}: {cause}"),
-                None => format!("{position}: {cause}"),
-            })
-            .hint("the mizzen.toml that comes with mizzen shows every key with its default")
+            parse_failure(&error, text, path)
+                .hint("the mizzen.toml that comes with mizzen shows every key with its default")
         })?;
         config.check().map_err(|failure| failure.about(path.display()))?;
         Ok(config)
@@ -154,15 +155,32 @@ impl Config {
             entrypoint: Some(self.entrypoint),
             script: Some(self.script),
             stage: Some(self.stage),
+            gpu: Some(self.gpu),
             ..Settings::default()
         };
-        for (key, name, values) in [(Key::Mounts, "mounts", &self.mounts), (Key::Env, "env", &self.env)] {
+        for (key, name, values) in [
+            (Key::Mounts, "mounts", &self.mounts),
+            (Key::Env, "env", &self.env),
+            (Key::Device, "devices", &self.devices),
+        ] {
             for value in values {
                 settings.set(key, value.as_bytes()).map_err(|failure| failure.about(name))?;
             }
         }
         Ok(settings)
     }
+}
+
+/// A failure to parse one of the site's files, with the line and the key.
+pub fn parse_failure(error: &toml::de::Error, text: &str, path: &Path) -> Failure {
+    let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+    // The parser's messages may span lines; one failure is one line.
+    let cause = error.message().lines().collect::<Vec<_>>().join(" ");
+    let position = format!("{}:{line}", path.display());
+    Failure::new(match error.span().and_then(|span| key_at(text, span.start)) {
+        Some(key) => format!("{position}: {key}: {cause}"),
+        None => format!("{position}: {cause}"),
+    })
 }
 
 /// The key whose value stands at this offset, for messages about the value.
@@ -177,8 +195,16 @@ enum Unread {
     Refused(Failure),
 }
 
-/// Reads a file that nobody but root can have written.
-fn read_trusted(path: &Path) -> Result<String, Unread> {
+/// Reads a file that nobody but root can have written; none if it does not exist.
+pub fn read_trusted(path: &Path) -> Result<Option<String>, Failure> {
+    match read_existing(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(Unread::Missing) => Ok(None),
+        Err(Unread::Refused(failure)) => Err(failure),
+    }
+}
+
+fn read_existing(path: &Path) -> Result<String, Unread> {
     let refuse = |what: String| Unread::Refused(Failure::new(format!("{}: {what}", path.display())));
     if !path.is_absolute() {
         return Err(refuse("is not an absolute path".to_owned()));
@@ -291,6 +317,7 @@ mod tests {
             ("stage_directory = \"tmp\"", ": stage_directory: \"tmp\" is not absolute"),
             ("stage_max_size = \"lots\"", ": stage_max_size: \"lots\" is not an amount of storage"),
             ("env = [\"=x\"]", ": env: \"=x\": the name is empty"),
+            ("devices = [\"gpu\"]", ": devices: \"gpu\" is not the name of a device"),
         ];
         for (text, expected) in cases {
             let failure = parse(text).unwrap_err();

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod device;
 pub mod digest;
 pub mod escape;
 pub mod failure;

@@ -5,7 +5,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
+
 use crate::Failure;
+use crate::device::DeviceName;
 use crate::failure::quote;
 use crate::options::{EnvOption, MountOption, parse_env_list, parse_mounts, parse_size};
 use crate::staging::Policy;
@@ -17,6 +20,8 @@ pub struct Settings {
     pub mounts: Vec<MountOption>,
     /// Variables to set, or to take from the host.
     pub environment: Vec<EnvOption>,
+    /// Devices by their names in the node's CDI specifications.
+    pub devices: Vec<DeviceName>,
     /// Where the program starts.
     pub workdir: Option<PathBuf>,
     /// Whether the home directory is there.
@@ -31,6 +36,8 @@ pub struct Settings {
     pub script: Option<bool>,
     /// When the image is copied to the node first.
     pub stage: Option<Policy>,
+    /// Which of the node's GPUs the container has.
+    pub gpu: Option<Gpu>,
     /// Whether the user is told how long each part of the start took.
     pub verbose: Option<bool>,
 }
@@ -47,12 +54,44 @@ pub enum Writable {
     UpTo(String),
 }
 
+/// Which of the node's GPUs a container has, with what programs need to use them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Gpu {
+    /// Those of the step, if Slurm has given it any; outside Slurm all.
+    #[default]
+    Auto,
+    /// All that the step may open, whatever Slurm says.
+    All,
+    /// None.
+    None,
+}
+
+impl Gpu {
+    const ALL: [Gpu; 3] = [Gpu::Auto, Gpu::All, Gpu::None];
+
+    /// As users and mizzen.toml write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Gpu::Auto => "auto",
+            Gpu::All => "all",
+            Gpu::None => "none",
+        }
+    }
+
+    fn parse(value: &[u8]) -> Result<Gpu, Failure> {
+        let found = Gpu::ALL.into_iter().find(|gpu| gpu.name().as_bytes() == value);
+        found.ok_or_else(|| Failure::new(format!("\"{}\" is not auto, all or none", quote(value))))
+    }
+}
+
 /// One of the settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // as the fields of `Settings`
 pub enum Key {
     Mounts,
     Env,
+    Device,
     Workdir,
     MountHome,
     Writable,
@@ -60,14 +99,16 @@ pub enum Key {
     Entrypoint,
     Script,
     Stage,
+    Gpu,
     Verbose,
 }
 
 impl Key {
     /// All of them.
-    pub const ALL: [Key; 10] = [
+    pub const ALL: [Key; 12] = [
         Key::Mounts,
         Key::Env,
+        Key::Device,
         Key::Workdir,
         Key::MountHome,
         Key::Writable,
@@ -75,6 +116,7 @@ impl Key {
         Key::Entrypoint,
         Key::Script,
         Key::Stage,
+        Key::Gpu,
         Key::Verbose,
     ];
 
@@ -83,6 +125,7 @@ impl Key {
         match self {
             Key::Mounts => "mounts",
             Key::Env => "env",
+            Key::Device => "device",
             Key::Workdir => "workdir",
             Key::MountHome => "mount-home",
             Key::Writable => "writable",
@@ -90,6 +133,7 @@ impl Key {
             Key::Entrypoint => "entrypoint",
             Key::Script => "script",
             Key::Stage => "stage",
+            Key::Gpu => "gpu",
             Key::Verbose => "verbose",
         }
     }
@@ -107,6 +151,7 @@ impl Settings {
         match key {
             Key::Mounts => self.mounts.extend(parse_mounts(text)?),
             Key::Env => self.environment.extend(parse_env_list(text)?),
+            Key::Device => self.devices.extend(DeviceName::parse_list(value)?),
             Key::Workdir => self.workdir = Some(parse_directory(value)?),
             Key::MountHome => self.mount_home = Some(parse_bool(value)?),
             Key::Writable => self.writable = Some(parse_writable(value)?),
@@ -114,6 +159,7 @@ impl Settings {
             Key::Entrypoint => self.entrypoint = Some(parse_bool(value)?),
             Key::Script => self.script = Some(parse_bool(value)?),
             Key::Stage => self.stage = Some(Policy::parse(value)?),
+            Key::Gpu => self.gpu = Some(Gpu::parse(value)?),
             Key::Verbose => self.verbose = Some(parse_bool(value)?),
         }
         Ok(())
@@ -124,6 +170,7 @@ impl Settings {
         Settings {
             mounts: if self.mounts.is_empty() { lower.mounts } else { self.mounts },
             environment: if self.environment.is_empty() { lower.environment } else { self.environment },
+            devices: if self.devices.is_empty() { lower.devices } else { self.devices },
             workdir: self.workdir.or(lower.workdir),
             mount_home: self.mount_home.or(lower.mount_home),
             writable: self.writable.or(lower.writable),
@@ -131,6 +178,7 @@ impl Settings {
             entrypoint: self.entrypoint.or(lower.entrypoint),
             script: self.script.or(lower.script),
             stage: self.stage.or(lower.stage),
+            gpu: self.gpu.or(lower.gpu),
             verbose: self.verbose.or(lower.verbose),
         }
     }
@@ -149,6 +197,7 @@ impl Settings {
         match key {
             Key::Mounts => list(self.mounts.iter().map(MountOption::to_text).collect()),
             Key::Env => list(self.environment.iter().map(EnvOption::to_text).collect()),
+            Key::Device => list(self.devices.iter().map(|device| device.to_string().into_bytes()).collect()),
             Key::Workdir => self.workdir.clone().map(|workdir| OsString::from(workdir).into_vec()),
             Key::MountHome => bool(self.mount_home),
             Key::Writable => self.writable.as_ref().map(|writable| match writable {
@@ -160,6 +209,7 @@ impl Settings {
             Key::Entrypoint => bool(self.entrypoint),
             Key::Script => bool(self.script),
             Key::Stage => self.stage.map(|policy| policy.name().as_bytes().to_vec()),
+            Key::Gpu => self.gpu.map(|gpu| gpu.name().as_bytes().to_vec()),
             Key::Verbose => bool(self.verbose),
         }
     }
@@ -208,6 +258,7 @@ mod tests {
             (Key::Mounts, "/a:/b:ro,c:/d"),
             (Key::Mounts, "/e"),
             (Key::Env, "A=1,B"),
+            (Key::Device, "v.com/c=0,v.com/c=1"),
             (Key::Workdir, "w"),
             (Key::MountHome, "no"),
             (Key::Writable, "2g"),
@@ -215,6 +266,7 @@ mod tests {
             (Key::Entrypoint, "0"),
             (Key::Script, "no"),
             (Key::Stage, "always"),
+            (Key::Gpu, "none"),
             (Key::Verbose, "yes"),
         ])
         .absolute(Path::new("/here"));
@@ -243,7 +295,9 @@ mod tests {
             (Key::Workdir, "", "\"\" is not a directory's name"),
             (Key::Mounts, "/a:b", "\"/a:b\": the destination is not absolute"),
             (Key::Env, "A,=b", "\"=b\": the name is empty"),
+            (Key::Device, "gpu", "\"gpu\" is not the name of a device"),
             (Key::Stage, "often", "\"often\" is not auto, always, never or bcast"),
+            (Key::Gpu, "0,1", "\"0,1\" is not auto, all or none"),
         ] {
             assert_eq!(Settings::default().set(key, value.as_bytes()).unwrap_err().message, message);
         }

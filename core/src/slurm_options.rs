@@ -48,7 +48,7 @@ const NO: Option<&str> = Some("no");
 
 /// Every option; Slurm gives its index back.
 #[rustfmt::skip] // a table
-pub const ALL: [OptionSpec; 19] = [
+pub const ALL: [OptionSpec; 21] = [
     option(c"container-image", Required(c"IMAGE"), Image,
         c"[mizzen] run in the container IMAGE; the same as --container"),
     option(CONTAINER, Required(c"IMAGE"), Image,
@@ -71,6 +71,8 @@ pub const ALL: [OptionSpec; 19] = [
         c"[mizzen] be yourself inside"),
     option(c"container-env", Required(c"NAME[=VALUE],..."), Setting(Key::Env, None),
         c"[mizzen] set variables, or take the node's values in spite of the image's"),
+    option(c"container-device", Required(c"VENDOR/CLASS=NAME,..."), Setting(Key::Device, None),
+        c"[mizzen] have devices by their names in the node's CDI specifications, as nvidia.com/gpu=0"),
     option(c"container-entrypoint", No, Setting(Key::Entrypoint, YES),
         c"[mizzen] start the program through the image's entrypoint"),
     option(c"no-container-entrypoint", No, Setting(Key::Entrypoint, NO),
@@ -83,6 +85,8 @@ pub const ALL: [OptionSpec; 19] = [
         c"[mizzen] enter the container of another step of the job on this node (with srun --overlap)"),
     option(c"container-stage", Required(c"auto|always|never|bcast"), Setting(Key::Stage, None),
         c"[mizzen] copy the image to the node first: from network file systems, always, never; bcast: srun sends it"),
+    option(c"container-gpu", Required(c"auto|all|none"), Setting(Key::Gpu, None),
+        c"[mizzen] have the step's GPUs with the node's driver libraries, all of the node's, none"),
     option(c"container-verbose", No, Setting(Key::Verbose, YES),
         c"[mizzen] tell how long each part of the start took"),
     option(c"container-name", Required(c"NAME"), Missing,

@@ -76,6 +76,12 @@ pub enum Command {
     ///
     /// The exit code is 0 if containers can run here and 1 if not, for health checks.
     Doctor {
+        /// Show instead what containers get of this node's GPUs and their drivers
+        #[arg(long)]
+        gpu: bool,
+        /// Show instead what containers get of this node's fabrics
+        #[arg(long)]
+        fabric: bool,
         /// For programs
         #[arg(long)]
         json: bool,
@@ -143,6 +149,10 @@ pub struct ContainerArgs {
     /// Set the variables in a file of NAME=VALUE lines
     #[arg(long = "env-file", value_name = "FILE")]
     env_files: Vec<PathBuf>,
+    /// Have a device by its name in the node's CDI specifications, as nvidia.com/gpu=0; repeat it or join several by
+    /// commas
+    #[arg(long = "device", value_name = "VENDOR/CLASS=NAME")]
+    devices: Vec<OsString>,
     /// Take nothing from the host's environment but what describes the user and the job
     #[arg(long)]
     clean_env: bool,
@@ -168,6 +178,9 @@ pub struct ContainerArgs {
     /// Copy the image to this node first: auto (from network file systems), always, never
     #[arg(long, value_name = "WHEN")]
     stage: Option<String>,
+    /// Have the node's GPUs with its driver's libraries: auto (in a Slurm job those of the step, else all), all, none
+    #[arg(long, value_name = "WHICH")]
+    gpu: Option<String>,
     /// Tell how long each part of the start took
     #[arg(long, short = 'v')]
     verbose: bool,
@@ -188,6 +201,9 @@ impl ContainerArgs {
         for text in &self.mounts {
             set(&mut settings, Key::Mounts, text, "--mount")?;
         }
+        for text in &self.devices {
+            set(&mut settings, Key::Device, text, "--device")?;
+        }
         for file in &self.env_files {
             settings.environment.extend(options::read_env_file(file)?);
         }
@@ -206,6 +222,9 @@ impl ContainerArgs {
                 return Err(Failure::new("--stage: bcast is for the steps of a Slurm job")
                     .hint("srun --container-stage=bcast sends the image to the nodes of its step"));
             }
+        }
+        if let Some(which) = &self.gpu {
+            set(&mut settings, Key::Gpu, which.as_ref(), "--gpu")?;
         }
         if let Some(size) = &self.writable {
             set(&mut settings, Key::Writable, size.as_ref(), "--writable")?;

@@ -16,6 +16,7 @@ use nix::sys::wait::waitpid;
 use serde_json::json;
 
 use crate::host::Host;
+use crate::host_libraries::{self, Switch};
 use crate::options::Unshare;
 use crate::plan::Identity;
 use crate::{print, report, sandbox, sys};
@@ -60,6 +61,19 @@ pub fn examine(as_json: bool) -> ExitCode {
         report(&failure);
     }
     if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Shows what rules for GPUs, fabrics or both find on this node.
+pub fn host_libraries(as_json: bool, gpu: bool, fabric: bool) -> Result<(), Failure> {
+    let kinds = [(gpu, Switch::Gpu), (fabric, Switch::Fabric)];
+    let switches: Vec<Switch> = kinds.into_iter().filter(|(on, _)| *on).map(|(_, switch)| switch).collect();
+    let lines = host_libraries::examine(&switches)?;
+    if as_json {
+        let items: Vec<_> =
+            lines.iter().map(|(name, detail)| json!({ "name": name.trim(), "detail": detail })).collect();
+        return print(&format!("{:#}\n", json!({ "found": items })));
+    }
+    print(&lines.iter().map(|(name, detail)| format!("{name:<34} {detail}\n")).collect::<String>())
 }
 
 fn text_report(results: &[(&Check, Result<String, Failure>)], healthy: bool) -> String {

@@ -44,25 +44,10 @@ pub struct Host {
 /// Devices that every program expects.
 const COMMON_DEVICES: [&str; 7] = ["null", "zero", "full", "random", "urandom", "tty", "ptmx"];
 /// Devices and directories below /dev that are given when the node has them: terminals, shared memory, and what
-/// GPUs and fabrics need. A name that ends in `*` stands for all that begin so.
-const FURTHER_DEVICES: [&str; 16] = [
-    "pts",
-    "shm",
-    "mqueue",
-    "hugepages",
-    "fuse",
-    "nvidia*",
-    "dri",
-    "kfd",
-    "accel",
-    "infiniband",
-    "gdrdrv",
-    "xpmem",
-    "knem",
-    "cxi*",
-    "hfi1*",
-    "vfio",
-];
+/// fabrics need. A name that ends in `*` stands for all that begin so. GPUs are given by the rules of
+/// `host_libraries`.
+const FURTHER_DEVICES: [&str; 11] =
+    ["pts", "shm", "mqueue", "hugepages", "fuse", "infiniband", "xpmem", "knem", "cxi*", "hfi1*", "vfio"];
 
 impl Host {
     /// Looks around, as a user without a job.

@@ -1,8 +1,10 @@
 //! `mizzen`, the launcher. Always runs as the user who calls it; `pipeline.rs` shows the way of a container.
 
+mod cdi;
 mod cli;
 mod doctor;
 mod host;
+mod host_libraries;
 mod image;
 mod inspect;
 mod manual;
@@ -68,7 +70,8 @@ fn main() -> ExitCode {
             .and_then(|config| stage::commands::stage(&images, &config))
             .and_then(|text| print(&text)),
         Command::Cache { json, command } => return cache(&command, json),
-        Command::Doctor { json } => return doctor::examine(json),
+        Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
+        Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
         Command::CheckConfig { file } => check_config(file.as_deref()),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "mizzen", &mut std::io::stdout());

@@ -4,9 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
-use mizzen_core::settings::{Settings, Writable};
+use mizzen_core::settings::{Gpu, Settings, Writable};
 use mizzen_core::{Config, Failure};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,10 @@ pub struct RunOptions {
     pub workdir: Option<PathBuf>,
     /// Variables to set or to take from the host: the site's, then the user's.
     pub environment: Vec<(EnvOption, Origin)>,
+    /// Devices of the node's CDI specifications: the site's, then the user's.
+    pub devices: Vec<(DeviceName, Origin)>,
+    /// Hooks of these specifications that are left out.
+    pub leave_out_hooks: Vec<String>,
     /// Start from an empty environment instead of the host's.
     pub clean_env: bool,
     /// Be root inside.
@@ -42,6 +47,8 @@ pub struct RunOptions {
     pub unshare: Unshare,
     /// When and where the image is copied first.
     pub staging: Staging,
+    /// Which of the node's GPUs it has.
+    pub gpu: Gpu,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
 }
@@ -86,6 +93,15 @@ impl Origin {
             Origin::StepOption => "--container-env",
         }
     }
+
+    /// The name of the devices that it wants.
+    pub fn devices(self) -> &'static str {
+        match self {
+            Origin::Site => "mizzen.toml: devices",
+            Origin::Option => "--device",
+            Origin::StepOption => "--container-device",
+        }
+    }
 }
 
 impl RunOptions {
@@ -114,6 +130,8 @@ impl RunOptions {
         let environment = site.environment.iter().map(|variable| (variable.clone(), Origin::Site));
         let environment =
             environment.chain(user.environment.iter().map(|variable| (variable.clone(), origin))).collect();
+        let devices = site.devices.iter().map(|device| (device.clone(), Origin::Site));
+        let devices = devices.chain(user.devices.iter().map(|device| (device.clone(), origin))).collect();
         let settings = user.or(site);
         Ok(RunOptions {
             image,
@@ -122,10 +140,13 @@ impl RunOptions {
             no_home: settings.mount_home == Some(false),
             workdir: settings.workdir,
             environment,
+            devices,
+            leave_out_hooks: config.cdi_leave_out_hooks.clone(),
             remap_root: settings.remap_root == Some(true),
             writable: settings.writable.unwrap_or_default(),
             entrypoint: settings.entrypoint == Some(true),
             verbose: settings.verbose == Some(true),
+            gpu: settings.gpu.unwrap_or_default(),
             staging: Staging::new(settings.stage.unwrap_or_default(), config)?,
             ..RunOptions::default()
         })

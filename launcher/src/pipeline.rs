@@ -14,6 +14,7 @@ use mizzen_core::failure::quote;
 use mizzen_core::{Config, Digest, Failure, request};
 
 use crate::host::Host;
+use crate::host_libraries;
 use mizzen_squashfs::squashfs;
 
 use crate::image::{self, DirectoryTree, Kind, Metadata, Opened, Tree};
@@ -87,7 +88,9 @@ pub fn plan(
 ) -> Result<(Plan, Vec<Arc<squashfs::Image>>), Failure> {
     let metadata = image.metadata()?;
     image::check_architecture(&image.opened.path, &metadata)?;
-    let plan = Plan::make(options, image.tree(), &metadata, host).map_err(|failure| image.named(failure))?;
+    let host_libraries = host_libraries::decide(options, image.tree(), &metadata, host)?;
+    let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries)
+        .map_err(|failure| image.named(failure))?;
     let mut data = Vec::new();
     for mount in &plan.mounts {
         if let What::Squashfs(path) = &mount.what {

@@ -93,7 +93,8 @@ pub fn make_request() -> Result<(), Failure> {
 fn take_repetitions_out(reported: &mut Vec<Reported>) -> Result<(), Failure> {
     let mut kept: Vec<Reported> = Vec::new();
     for option in reported.drain(..).filter(|option| option.meaning().is_some()) {
-        let list = matches!(option.meaning(), Some(Meaning::Setting(Key::Mounts | Key::Env, _)));
+        let list =
+            matches!(option.meaning(), Some(Meaning::Setting(Key::Mounts | Key::Env | Key::Device, _)));
         let same_kind = |other: &&Reported| same_kind(other.meaning(), option.meaning());
         match kept.iter().find(same_kind) {
             Some(other) if !list && (other.value() != option.value()) => {

@@ -85,6 +85,22 @@ impl Release {
 
 /// A Debian root file system with these packages, `target/rootfs/NAME-DEBIAN`; made if it is not there yet.
 pub fn make_rootfs(debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
+    make_rootfs_from("main", debian, name, packages)
+}
+
+/// A node with Slurm 22.05 and the user-space part of NVIDIA's driver, which Debian has outside its main component.
+pub fn nvidia_rootfs() -> Result<PathBuf> {
+    let driver = "libcuda1,libnvcuvid1,libnvidia-cfg1,nvidia-smi";
+    make_rootfs_from("main contrib non-free", "bookworm", "nvidia", &format!("{PACKAGES},{driver}"))
+}
+
+/// A node with Slurm 22.05, MPICH and the libraries and programs for InfiniBand. Python is for tests that take it for an
+/// image.
+pub fn hpc_rootfs() -> Result<PathBuf> {
+    make_rootfs("bookworm", "hpc", &format!("{PACKAGES},ibverbs-providers,ibverbs-utils,libmpich12,python3"))
+}
+
+fn make_rootfs_from(components: &str, debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
     let store = target_dir().join("rootfs");
     fs::create_dir_all(&store)?;
     let root = store.join(format!("{name}-{debian}"));
@@ -102,11 +118,12 @@ pub fn make_rootfs(debian: &str, name: &str, packages: &str) -> Result<PathBuf> 
     make.args(["--variant=minbase", "--quiet"])
         // Debian testing's indexes expire sooner than mirrors and caches are renewed.
         .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
+        .arg(format!("--components={components}"))
         .arg(format!("--include={packages}"))
         .arg(debian)
         .arg(&root);
     if let Some(mirror) = debian_mirror()? {
-        make.arg(format!("deb {mirror} {debian} main"));
+        make.arg(format!("deb {mirror} {debian} {components}"));
     }
     run_tool(&mut make).context("cannot make a root file system")?;
     fs::write(&recipe, packages)?; // last: its presence says that the tree is whole

@@ -18,11 +18,12 @@ impl Tree for Image {
         Ok(PathBuf::from(OsString::from_vec(target)))
     }
 
-    fn read(&self, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+    fn read_at(&self, path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         let inode = existing(self, path)?;
-        let length = usize::try_from(inode.size()).unwrap_or(usize::MAX).min(limit);
+        let rest = inode.size().saturating_sub(offset);
+        let length = usize::try_from(rest).unwrap_or(usize::MAX).min(length);
         let mut content = Vec::new();
-        for piece in Image::read(self, &inode, 0, length)? {
+        for piece in Image::read(self, &inode, offset, length)? {
             piece.slices().for_each(|slice| content.extend_from_slice(slice));
         }
         Ok(content)

@@ -41,7 +41,12 @@ pub trait Tree {
     fn read_link(&self, path: &Path) -> io::Result<PathBuf>;
 
     /// The first bytes of a regular file, at most `limit`.
-    fn read(&self, path: &Path, limit: usize) -> io::Result<Vec<u8>>;
+    fn read(&self, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+        self.read_at(path, 0, limit)
+    }
+
+    /// Up to `length` bytes of a regular file from `offset` on; fewer at its end.
+    fn read_at(&self, path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>>;
 
     /// The names in a directory in no special order, without `.` and `..`; at most [`LIST_LIMIT`].
     fn list(&self, directory: &Path) -> io::Result<Vec<(OsString, Entry)>>;

@@ -106,6 +106,9 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
     for (name, value) in &facts.mpi_environment {
         chosen.insert(name.clone(), (value.clone(), "what the image's MPI library has"));
     }
+    for (name, value) in &facts.host_libraries.set {
+        chosen.insert(name.into(), (value.into(), "the node's libraries"));
+    }
     // A program inside has started this step: what it exported holds, as it would outside.
     if let Some(inside) = options.inside() {
         for (name, value) in host.iter().filter(|(name, _)| rule(name).is_none()) {
@@ -138,6 +141,20 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
                 Some((_, value)) => drop(chosen.insert(name.clone(), (value.clone(), why))),
                 None => drop(chosen.remove(name)),
             },
+        }
+    }
+    // Last: who sets LD_LIBRARY_PATH means the image's libraries, and not to be without the node's.
+    for (name, directories) in
+        [("LD_LIBRARY_PATH", &facts.host_libraries.libraries), ("PATH", &facts.host_libraries.programs)]
+    {
+        let old = chosen.get(OsStr::new(name)).map(|(value, _)| value.clone()).unwrap_or_default();
+        let rest = std::env::split_paths(&old)
+            .filter(|directory| !old.is_empty() && !directories.contains(directory));
+        let all = directories.iter().cloned().chain(rest);
+        if let Ok(longer) = std::env::join_paths(all)
+            && !directories.is_empty()
+        {
+            chosen.insert(name.into(), (longer, "the node's libraries before the image's"));
         }
     }
     chosen.into_iter().map(|(name, (value, why))| Variable { name, value, why }).collect()

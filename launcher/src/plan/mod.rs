@@ -3,6 +3,7 @@
 
 mod environment;
 mod identity;
+mod links;
 mod mounts;
 mod mpi;
 mod root;
@@ -16,11 +17,13 @@ use mizzen_core::options::{EnvOption, MountFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
+use crate::host_libraries::{self, HostFile, HostLibraries};
 use crate::image::{Entry, Metadata, Tree, resolve};
 use crate::options::{Origin, RunOptions, Unshare};
 
 pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable, belongs_to_one_side};
 pub use identity::Identity;
+pub use links::Link;
 pub use mounts::lies_in;
 pub use root::{Changes, Root};
 
@@ -37,10 +40,14 @@ pub struct Plan {
     pub skeletons: Vec<Skeleton>,
     /// Mounts, parents first.
     pub mounts: Vec<Mount>,
+    /// Symbolic links in file systems in memory, made when all is mounted.
+    pub links: Vec<Link>,
     /// What the container's programs have in common.
     pub facts: Facts,
     /// The program.
     pub program: Program,
+    /// What of the node is given to the container, or not, and why.
+    pub findings: Vec<(String, String)>,
     /// What the user should know although nothing failed.
     pub notes: Vec<String>,
 }
@@ -63,6 +70,8 @@ pub struct Facts {
     pub time_zone: Option<String>,
     /// Variables of Slurm's MPI plugin that need other values inside.
     pub mpi_environment: Vec<(OsString, OsString)>,
+    /// What programs need to find the node's libraries.
+    pub host_libraries: host_libraries::Variables,
     /// Where the helper for Slurm's commands listens, if there is one.
     pub commands: Option<String>,
     /// The digest of the image, if it was computed.
@@ -111,8 +120,8 @@ pub struct Skeleton {
     pub directory: PathBuf,
     /// What is added: absolute inside.
     pub added: Vec<(PathBuf, Shape)>,
-    /// Symbolic links that are added, absolute inside, and where they lead.
-    pub links: Vec<(PathBuf, PathBuf)>,
+    /// Symbolic links that are added, also in place of files.
+    pub links: Vec<Link>,
 }
 
 /// What a mount point is.
@@ -143,7 +152,7 @@ impl Mount {
     /// A failure of this mount, named after who asks for it.
     fn about(&self, failure: Failure) -> Failure {
         match self.origin {
-            Some(origin) => failure.about(origin.mounts()),
+            Some(_) => failure.about(&self.why),
             None => failure,
         }
     }
@@ -171,6 +180,13 @@ pub enum What {
     Squashfs(PathBuf),
     /// The launcher, and links to it under the names of Slurm's commands.
     Commands(PathBuf),
+    /// Files of the host, and links to them, in a directory of their own.
+    HostFiles {
+        /// The files.
+        files: Vec<HostFile>,
+        /// The links: their places in the directory, and what is in them.
+        links: Vec<(PathBuf, String)>,
+    },
 }
 
 impl What {
@@ -179,9 +195,12 @@ impl What {
         match self {
             What::Bind { shape, .. } => *shape,
             What::File(_) => Shape::File,
-            What::Devices(_) | What::Proc | What::Tmpfs(_) | What::Squashfs(_) | What::Commands(_) => {
-                Shape::Directory
-            }
+            What::Devices(_)
+            | What::Proc
+            | What::Tmpfs(_)
+            | What::Squashfs(_)
+            | What::Commands(_)
+            | What::HostFiles { .. } => Shape::Directory,
         }
     }
 }
@@ -193,15 +212,18 @@ impl Plan {
         tree: &dyn Tree,
         metadata: &Metadata,
         host: &Host,
+        host_libraries: HostLibraries,
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.remap_root);
-        let mut notes = Vec::new();
+        let mut notes = host_libraries.notes.clone();
         let mut mpi = mpi::decide(tree, metadata, host, &identity);
         notes.append(&mut mpi.notes);
-        let mounts = mounts::decide(options, tree, host, &identity, &mpi.directories, &mut notes)?;
+        let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries };
+        let mounts = mounts::decide(options, tree, host, &identity, &others, &mut notes)?;
+        let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         let root = root::decide(&options.writable, host)?;
         let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
-        let skeletons = mounts::skeletons(&mounts, commands, tree)?;
+        let skeletons = mounts::skeletons(&mounts, commands, links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {
             image_environment: metadata.environment.clone(),
@@ -211,6 +233,7 @@ impl Plan {
             workdir_why: workdir.why,
             time_zone: host.time_zone.clone(),
             mpi_environment: mpi.variables,
+            host_libraries: host_libraries.variables,
             commands: options.step.as_ref().and_then(|step| step.commands.clone()),
             digest: metadata.digest.map(|digest| digest.to_string()),
         };
@@ -220,7 +243,9 @@ impl Plan {
             notes.push(format!("{line}: not understood; the variable that it sets is missing"));
         }
         let unshare = options.unshare;
-        Ok(Plan { identity, unshare, root, skeletons, mounts, facts, program, notes })
+        let findings = host_libraries.findings;
+        let links = links.in_memory;
+        Ok(Plan { identity, unshare, root, skeletons, mounts, links, facts, program, findings, notes })
     }
 }
 

@@ -10,8 +10,9 @@ use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{MountFlags, MountOption, MountSource};
 use mizzen_core::settings::Writable;
 
-use super::{Identity, Mount, Shape, Skeleton, What, identity};
+use super::{Identity, Link, Mount, Shape, Skeleton, What, identity};
 use crate::host::Host;
+use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Resolved, Tree, read_file, resolve};
 use crate::options::{Origin, RunOptions};
 use crate::slurm;
@@ -24,22 +25,34 @@ const LOGIN_PATH: &str = "/usr/bin";
 const IMAGE_OWNED: [&str; 11] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];
 
+/// What other parts of the plan want to have mounted.
+pub struct Others<'a> {
+    /// Directories for MPI, with the reason.
+    pub mpi: &'a [(PathBuf, &'static str)],
+    /// What comes from the node.
+    pub host_libraries: &'a HostLibraries,
+}
+
 /// All mounts, parents first; of two on the same place the later one.
 pub fn decide(
     options: &RunOptions,
     tree: &dyn Tree,
     host: &Host,
     identity: &Identity,
-    mpi: &[(PathBuf, &'static str)],
+    others: &Others,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Mount>, Failure> {
     let mut wanted = defaults(options, tree, host, identity)?;
+    wanted.extend(of_host_libraries(others.host_libraries));
+    if let Some(What::Devices(devices)) = wanted.first_mut().map(|mount| &mut mount.what) {
+        devices.extend(others.host_libraries.devices.iter().cloned());
+    }
     let there = |directory: &Path, wanted: &[Mount]| {
         let same =
             |mount: &Mount| matches!(&mount.what, What::Bind { source, .. } if *source == mount.target);
         wanted.iter().any(|mount| same(mount) && directory.starts_with(&mount.target))
     };
-    for (directory, why) in mpi {
+    for (directory, why) in others.mpi {
         if there(directory, &wanted) {
             continue;
         }
@@ -47,6 +60,7 @@ pub fn decide(
         let (target, flags, why) = (directory.clone(), MountFlags::default(), (*why).to_owned());
         wanted.push(Mount { what, target, flags, origin: None, why });
     }
+    wanted.extend(others.host_libraries.mounts.iter().cloned());
     for (option, origin) in &options.mounts {
         wanted.push(from_option(option, *origin, host).map_err(|failure| failure.about(origin.mounts()))?);
     }
@@ -81,10 +95,12 @@ pub fn decide(
     let mut last: BTreeMap<PathBuf, Mount> = BTreeMap::new();
     for Placed { mount, .. } in without_strays(placed, notes)? {
         let origin = mount.origin;
+        let why = mount.why.clone();
         if let Some(old) = last.insert(mount.target.clone(), mount)
-            && let Some(origin) = origin.filter(|origin| old.origin == Some(*origin))
+            && origin.is_some()
+            && old.why == why
         {
-            let (option, target) = (origin.mounts(), old.target.display());
+            let (option, target) = (why, old.target.display());
             notes.push(format!("{option}: {target} is mounted twice; the last one holds"));
         }
     }
@@ -213,6 +229,29 @@ fn defaults(
     Ok(mounts)
 }
 
+/// The node's libraries and programs in their directory, and what has a place of its own.
+fn of_host_libraries(given: &HostLibraries) -> Vec<Mount> {
+    let read_only = MountFlags { read_only: true, ..MountFlags::default() };
+    let mount = |what, target: &Path, why: String| Mount {
+        what,
+        target: target.to_owned(),
+        flags: read_only,
+        origin: None,
+        why,
+    };
+    let mut mounts = Vec::new();
+    if !given.files.is_empty() || !given.links.is_empty() {
+        let links = given.links.iter().map(|(place, target)| (place.clone(), target.clone())).collect();
+        let what = What::HostFiles { files: given.files.clone(), links };
+        mounts.push(mount(what, Path::new(host_libraries::DIRECTORY), "the node's libraries".to_owned()));
+    }
+    for (path, why) in &given.binds {
+        let shape = if path.is_dir() { Shape::Directory } else { Shape::File };
+        mounts.push(mount(What::Bind { source: path.clone(), shape }, path, why.clone()));
+    }
+    mounts
+}
+
 /// Whether a path of the host means the image's inside.
 fn image_owned(path: &Path) -> bool {
     path == Path::new("/") || IMAGE_OWNED.iter().any(|owned| path.starts_with(owned))
@@ -291,9 +330,14 @@ fn refuse_kernel_directories(mount: &Mount, target: &Path) -> Result<(), Failure
 }
 
 /// Directories in which mount points, and links to Slurm's commands, are missing; parents first.
-pub fn skeletons(mounts: &[Mount], commands: bool, tree: &dyn Tree) -> Result<Vec<Skeleton>, Failure> {
+pub fn skeletons(
+    mounts: &[Mount],
+    commands: bool,
+    needed_links: Vec<(PathBuf, Link)>,
+    tree: &dyn Tree,
+) -> Result<Vec<Skeleton>, Failure> {
     let mut missing: BTreeMap<PathBuf, Vec<(PathBuf, Shape)>> = BTreeMap::new();
-    let mut links: BTreeMap<PathBuf, Vec<(PathBuf, PathBuf)>> = BTreeMap::new();
+    let mut links: BTreeMap<PathBuf, Vec<Link>> = BTreeMap::new();
     for mount in mounts {
         if mounts.iter().any(|outer| lies_in(&mount.target, &outer.target)) {
             continue;
@@ -310,8 +354,11 @@ pub fn skeletons(mounts: &[Mount], commands: bool, tree: &dyn Tree) -> Result<Ve
             && !mounts.iter().any(|mount| lies_in(&path, &mount.target))
         {
             let target = Path::new(slurm::DIRECTORY).join("bin").join(command);
-            links.entry(existing).or_default().push((path, target));
+            links.entry(existing).or_default().push(Link { path, target, needed: false });
         }
+    }
+    for (existing, link) in needed_links {
+        links.entry(existing).or_default().push(link);
     }
     let mut directories: Vec<PathBuf> = missing.keys().chain(links.keys()).cloned().collect();
     directories.sort();
@@ -334,7 +381,8 @@ fn exists_in(outer: &Mount, relative: &Path) -> bool {
     match &outer.what {
         What::Bind { source, .. } => source.join(relative).exists(),
         What::Tmpfs(_) | What::Devices(_) => true, // empty and ours: made when it is mounted
-        What::Proc | What::File(_) | What::Squashfs(_) | What::Commands(_) => true, // found out when it is mounted
+        // Found out when it is mounted.
+        What::Proc | What::File(_) | What::Squashfs(_) | What::Commands(_) | What::HostFiles { .. } => true,
     }
 }
 

@@ -29,12 +29,19 @@ impl Plan {
             let added: Vec<String> = skeleton.added.iter().map(|(added, _)| path(added)).collect();
             line("places", &path(&skeleton.directory), &format!("the image lacks {}", added.join(", ")));
         }
+        let added = self.skeletons.iter().flat_map(|skeleton| &skeleton.links);
+        for link in added.filter(|link| link.needed).chain(&self.links) {
+            line("link", &format!("{} to {}", path(&link.path), path(&link.target)), "CDI");
+        }
         for mount in &self.mounts {
             line("mount", &format!("{} {}", path(&mount.target), what(mount)), &mount.why);
         }
         for variable in &self.program.environment {
             let shown = format!("{}={}", os(&variable.name), os(&variable.value));
             line("env", &shown, variable.why);
+        }
+        for (what, why) in &self.findings {
+            line("node", &quote(what.as_bytes()), why);
         }
         for note in &self.notes {
             line("note", note, "");
@@ -56,6 +63,9 @@ impl Plan {
                 "directory": path(&skeleton.directory),
                 "added": skeleton.added.iter().map(|(added, _)| path(added)).collect::<Vec<_>>(),
             })).collect::<Vec<_>>(),
+            "links": self.skeletons.iter().flat_map(|skeleton| &skeleton.links).chain(&self.links).map(|link| json!({
+                "path": path(&link.path), "target": path(&link.target),
+            })).collect::<Vec<_>>(),
             "mounts": self.mounts.iter().map(|mount| json!({
                 "target": path(&mount.target), "what": what(mount), "why": mount.why,
                 "read_only": mount.flags.read_only, "no_exec": mount.flags.no_exec,
@@ -63,6 +73,7 @@ impl Plan {
             "environment": self.program.environment.iter().map(|variable| json!({
                 "name": os(&variable.name), "value": os(&variable.value), "why": variable.why,
             })).collect::<Vec<_>>(),
+            "node": self.findings.iter().map(|(what, why)| json!({ "what": what, "why": why })).collect::<Vec<_>>(),
             "notes": self.notes,
         })
     }
@@ -92,6 +103,7 @@ fn what(mount: &Mount) -> String {
         What::File(content) => format!("a file of {} bytes", content.len()),
         What::Squashfs(source) => format!("the content of {}", path(source)),
         What::Commands(_) => "Slurm's commands".to_owned(),
+        What::HostFiles { files, .. } => format!("with {} files of the node", files.len()),
     };
     for (on, name) in [(mount.flags.read_only, " read-only"), (mount.flags.no_exec, " noexec")] {
         if on {

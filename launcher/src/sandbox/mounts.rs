@@ -16,8 +16,9 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::symlinkat;
 
 use super::Mountable;
-use super::root::NewRoot;
-use crate::plan::{Mount, Plan, Shape, What, lies_in};
+use super::root::{NewRoot, make_link};
+use crate::host_libraries::{self, HostFile};
+use crate::plan::{Link, Mount, Plan, Shape, What, lies_in};
 use crate::{slurm, sys};
 
 /// What a mount of the plan needs from the host.
@@ -26,7 +27,7 @@ pub enum OpenSource {
     None,
     /// A file or directory.
     One(OwnedFd),
-    /// Devices.
+    /// Devices, or other files.
     Many(Vec<(PathBuf, OwnedFd, Shape)>),
 }
 
@@ -50,6 +51,12 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
                     }
                 }
                 Ok(OpenSource::Many(opened))
+            }
+            What::HostFiles { files, .. } => {
+                let open = |file: &HostFile| {
+                    Ok((file.source.clone(), open_source(&file.source, mount)?, Shape::File))
+                };
+                Ok(OpenSource::Many(files.iter().map(open).collect::<Result<_, Failure>>()?))
             }
             What::Proc | What::Tmpfs(_) | What::File(_) | What::Squashfs(_) => Ok(OpenSource::None),
         })
@@ -118,7 +125,12 @@ pub fn apply(
                     ))
                 })?;
             }
-            (What::Bind { .. } | What::Devices(_) | What::Commands(_), _) => {}
+            (What::HostFiles { files, links }, OpenSource::Many(opened)) => {
+                new_file_system("tmpfs", &place, "mode=0755,size=1m")?;
+                let directory = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
+                host_files_in(directory.as_fd(), files, opened, links)?;
+            }
+            (What::Bind { .. } | What::Devices(_) | What::Commands(_) | What::HostFiles { .. }, _) => {}
         }
         let mounted = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
         let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
@@ -126,6 +138,13 @@ pub fn apply(
         flags.set(MsFlags::MS_RDONLY, mount.flags.read_only);
         flags.set(MsFlags::MS_NOEXEC, mount.flags.no_exec);
         restrict(mounted.as_fd(), target, flags)?;
+    }
+    for Link { path, target, .. } in &plan.links {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        match make_link(root.as_fd(), relative, target) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(in_container(path, errno)),
+        }
     }
     Ok(())
 }
@@ -182,8 +201,37 @@ fn commands_in(directory: BorrowedFd, launcher: BorrowedFd) -> nix::Result<()> {
     make_place(directory, Path::new(name), Shape::File)?;
     bind(launcher, open_entry(directory, name, Shape::File)?.as_fd())?;
     make_place(directory, Path::new("bin"), Shape::Directory)?;
+    // A mount point for the node's libraries.
+    let below = Path::new(host_libraries::DIRECTORY).strip_prefix(slurm::DIRECTORY);
+    make_place(directory, below.map_err(|_| Errno::EINVAL)?, Shape::Directory)?;
     let links = open_entry(directory, OsStr::new("bin"), Shape::Directory)?;
     slurm::COMMANDS.iter().try_for_each(|command| symlinkat("../mizzen", &links, *command))
+}
+
+/// The node's files in a new directory, and links to them.
+fn host_files_in(
+    directory: BorrowedFd,
+    files: &[HostFile],
+    opened: Vec<(PathBuf, OwnedFd, Shape)>,
+    links: &[(PathBuf, String)],
+) -> Result<(), Failure> {
+    for (HostFile { place, .. }, (path, source, shape)) in files.iter().zip(opened) {
+        let put = || -> nix::Result<()> {
+            make_place(directory, place, shape)?;
+            bind(source.as_fd(), open_in_root(directory, place)?.as_fd())
+        };
+        put().map_err(|errno| Failure::new(format!("cannot mount {}: {}", path.display(), errno.desc())))?;
+    }
+    for (link, target) in links {
+        let parent = link.parent().unwrap_or(Path::new(""));
+        let put = || -> nix::Result<()> {
+            make_place(directory, parent, Shape::Directory)?;
+            let name = link.file_name().unwrap_or_default();
+            symlinkat(target.as_str(), open_in_root(directory, parent)?, name)
+        };
+        put().map_err(|errno| in_container(link, errno))?;
+    }
+    Ok(())
 }
 
 /// Binds a file or directory, with all that is mounted below it.

@@ -18,7 +18,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::Mountable;
 use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
-use crate::plan::{Changes, Plan, Root, Shape, Skeleton};
+use crate::plan::{Changes, Link, Plan, Root, Shape, Skeleton};
 
 /// A directory that every system has, on which the workshop is mounted for a moment.
 const MOUNT_POINT: &str = "/tmp";
@@ -204,15 +204,15 @@ fn add_places(plan: &Plan, root: &Path) -> Result<(), Failure> {
         let relative = path.strip_prefix("/").unwrap_or(path);
         make_place(root.as_fd(), relative, *shape).map_err(|e| in_container(path, e))?;
     }
-    for (link, target) in plan.skeletons.iter().flat_map(|skeleton| &skeleton.links) {
-        let relative = link.strip_prefix("/").unwrap_or(link);
-        make_link(root.as_fd(), relative, target).map_err(|e| in_container(link, e))?;
+    for Link { path, target, .. } in plan.skeletons.iter().flat_map(|skeleton| &skeleton.links) {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        make_link(root.as_fd(), relative, target).map_err(|e| in_container(path, e))?;
     }
     Ok(())
 }
 
 /// Makes a symbolic link below a directory of ours, with the directories on the way.
-fn make_link(directory: BorrowedFd, relative: &Path, target: &Path) -> nix::Result<()> {
+pub fn make_link(directory: BorrowedFd, relative: &Path, target: &Path) -> nix::Result<()> {
     let parent = relative.parent().unwrap_or(Path::new(""));
     make_place(directory, parent, Shape::Directory)?;
     symlinkat(target, open_in_root(directory, parent)?, relative.file_name().unwrap_or_default())
@@ -223,8 +223,11 @@ fn rebuilt_with_places(plan: &Plan, image: &Path) -> Result<(), Failure> {
     let image = open_directory(image)?;
     let top = open_directory(Path::new(ROOT))?;
     bind(image.as_fd(), top.as_fd()).map_err(|e| in_container(Path::new("/"), e))?;
-    // Links alone are not worth so many mounts: they are for login shells, others find the commands through PATH.
-    for skeleton in plan.skeletons.iter().filter(|skeleton| !skeleton.added.is_empty()) {
+    // Links to Slurm's commands alone are not worth so many mounts: they are for login shells, others find the commands
+    // through PATH.
+    let worth =
+        |skeleton: &&Skeleton| !skeleton.added.is_empty() || skeleton.links.iter().any(|link| link.needed);
+    for skeleton in plan.skeletons.iter().filter(worth) {
         let root = open_directory(Path::new(ROOT))?;
         let failed = |errno| in_container(&skeleton.directory, errno);
         let old = open_in_root(root.as_fd(), &skeleton.directory).map_err(failed)?;
@@ -246,6 +249,9 @@ fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Fai
     for entry in fs::read_dir(proc_path(old)).map_err(|error| failed(OsStr::new(""), error))? {
         let entry = entry.map_err(|error| failed(OsStr::new(""), error))?;
         let name = entry.file_name();
+        if skeleton.links.iter().any(|link| link.path == skeleton.directory.join(&name)) {
+            continue; // replaced
+        }
         let take_over = || -> io::Result<()> {
             let kind = entry.file_type()?;
             if kind.is_symlink() {
@@ -264,9 +270,9 @@ fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Fai
         let relative = path.strip_prefix(&skeleton.directory).unwrap_or(path);
         make_place(new, relative, *shape).map_err(|errno| in_container(path, errno))?;
     }
-    for (link, target) in &skeleton.links {
-        let relative = link.strip_prefix(&skeleton.directory).unwrap_or(link);
-        make_link(new, relative, target).map_err(|errno| in_container(link, errno))?;
+    for Link { path, target, .. } in &skeleton.links {
+        let relative = path.strip_prefix(&skeleton.directory).unwrap_or(path);
+        make_link(new, relative, target).map_err(|errno| in_container(path, errno))?;
     }
     Ok(())
 }

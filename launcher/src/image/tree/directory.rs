@@ -8,7 +8,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
@@ -108,7 +108,7 @@ impl Tree for DirectoryTree {
         }
     }
 
-    fn read(&self, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+    fn read_at(&self, path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         // A device must not even be opened; O_NONBLOCK and the second look are for one that is put there in
         // between.
         match self.entry(path)? {
@@ -121,8 +121,12 @@ impl Tree for DirectoryTree {
         if !matches!(entry_of(&rustix::fs::fstat(&file)?), Entry::File { .. }) {
             return Err(Errno::INVAL.into());
         }
+        let mut file = File::from(file);
+        if offset > 0 {
+            file.seek(SeekFrom::Start(offset))?;
+        }
         let mut content = Vec::new();
-        File::from(file).take(limit as u64).read_to_end(&mut content)?;
+        file.take(length as u64).read_to_end(&mut content)?;
         Ok(content)
     }
 

@@ -1,0 +1,254 @@
+//! The decision which of the node's libraries can be loaded by the image's programs, before any of them is bound.
+//!
+//! A library that needs a newer C library than the image's ends the program that loads it, with a message that names
+//! neither the image nor the node. So each is compared with what it will meet inside: symbol versions of the C and C++
+//! libraries, and private ones by which libraries of one project know each other.
+
+use super::discover::{Candidate, Found, Node};
+use super::image_libraries::ImageLibraries;
+use super::rules::belongs_to_libc;
+
+/// What happens to a library or program of the node, and why.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The file.
+    pub candidate: Candidate,
+    /// The set that it belongs to, by its place in the rule's choice.
+    pub set: usize,
+    /// Whether it is a library, or a program.
+    pub kind: Kind,
+    /// Why it is not given to the container; none if it is.
+    pub misfit: Option<Misfit>,
+}
+
+/// Why a file is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A library of the set.
+    Library,
+    /// One that nobody misses.
+    Optional,
+    /// A library that another one needs and the image lacks.
+    NeededBy(String),
+    /// A program of the set.
+    Program,
+}
+
+/// Why a file of the node is of no use in an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// It is made for another machine, or broken.
+    Foreign,
+    /// It belongs to another driver than the one in the kernel.
+    OtherDriver {
+        /// Its version.
+        own: String,
+        /// The driver's.
+        driver: String,
+    },
+    /// It needs a library that neither the image nor the node has.
+    Lacks(String),
+    /// It needs a newer or another library than the image has.
+    Version {
+        /// The version that it needs.
+        needs: String,
+        /// Of this library.
+        of: String,
+        /// The newest that is there, of the same kind.
+        has: Option<String>,
+    },
+    /// It needs one that is left out.
+    Follows(String),
+    /// It fits only together with one that is left out.
+    Unmatched(String),
+}
+
+impl Misfit {
+    /// The reason, to be read after the name of the file.
+    pub fn text(&self) -> String {
+        match self {
+            Misfit::Foreign => "it is not made for this machine, or broken".to_owned(),
+            Misfit::OtherDriver { own, driver } => {
+                format!("its version is {own}, and the kernel's driver has {driver}")
+            }
+            Misfit::Lacks(library) => {
+                format!("it needs {library}, which is neither in the image nor on the node")
+            }
+            Misfit::Version { needs, of, has: Some(has) } => {
+                format!("it needs {needs}, and the image's {of} has {has}")
+            }
+            Misfit::Version { needs, of, has: None } => {
+                format!("it needs {needs}, which the image's {of} does not have")
+            }
+            Misfit::Follows(library) => format!("it needs {library}, which is left out"),
+            Misfit::Unmatched(library) => format!("it fits only together with {library}, which is left out"),
+        }
+    }
+
+    /// What the user can do, if anything.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Misfit::Version { needs, .. } if needs.starts_with("GLIBC") || needs.starts_with("CXXABI") => {
+                Some("an image of a newer distribution has it")
+            }
+            Misfit::OtherDriver { .. } => {
+                Some("the node's administrator has to install the libraries of that driver")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Decides for everything that was found. An image with another C library than glibc must have been ruled out.
+pub fn decide(found: &Found, directories: &[String], node: &Node, image: &ImageLibraries) -> Vec<Decision> {
+    let mut decisions = Vec::new();
+    for (set, found_set) in found.sets.iter().enumerate() {
+        for (name, candidates) in &found_set.libraries {
+            let optional = |pattern: &String| super::pattern::matches(pattern, name);
+            let kind =
+                if found_set.set.optional.iter().any(optional) { Kind::Optional } else { Kind::Library };
+            decisions.extend(choose(candidates, found.version.as_deref(), set, kind));
+        }
+        for program in &found_set.programs {
+            decisions.extend(choose(std::slice::from_ref(program), None, set, Kind::Program));
+        }
+    }
+    add_dependencies(&mut decisions, directories, node, image);
+    // What is left out may be what others need.
+    loop {
+        let misfits: Vec<(usize, Misfit)> = decisions
+            .iter()
+            .enumerate()
+            .filter(|(_, decision)| decision.misfit.is_none())
+            .filter_map(|(index, decision)| Some((index, check(decision, &decisions, image)?)))
+            .collect();
+        let unmatched = misfits_of_sets(&decisions, found, &misfits);
+        if misfits.is_empty() && unmatched.is_empty() {
+            return decisions;
+        }
+        for (index, misfit) in unmatched.into_iter().chain(misfits) {
+            decisions[index].misfit = Some(misfit);
+        }
+    }
+}
+
+/// Of several files of one name the first that is for this machine and the kernel's driver.
+fn choose(candidates: &[Candidate], driver: Option<&str>, set: usize, kind: Kind) -> Option<Decision> {
+    let misfit = |candidate: &Candidate| match (candidate.version(), driver) {
+        _ if candidate.library.is_none() && kind != Kind::Program => Some(Misfit::Foreign),
+        (Some(own), Some(driver)) if own != driver => {
+            Some(Misfit::OtherDriver { own, driver: driver.to_owned() })
+        }
+        _ => None,
+    };
+    let fitting = candidates.iter().find(|candidate| misfit(candidate).is_none());
+    let native = candidates.iter().find(|candidate| candidate.library.is_some());
+    let candidate = fitting.or(native).or(candidates.first())?;
+    Some(Decision { misfit: misfit(candidate), candidate: candidate.clone(), set, kind })
+}
+
+/// Adds libraries of the node that others need and the image lacks; and those that these need.
+fn add_dependencies(
+    decisions: &mut Vec<Decision>,
+    directories: &[String],
+    node: &Node,
+    image: &ImageLibraries,
+) {
+    let mut next = 0;
+    while let Some(decision) = decisions.get(next) {
+        next += 1;
+        let (set, name) = (decision.set, decision.candidate.file_name());
+        let needed = match (&decision.misfit, &decision.candidate.library) {
+            (None, Some(library)) => library.needed.clone(),
+            _ => continue,
+        };
+        for needed in needed {
+            if belongs_to_libc(&needed)
+                || provider(&needed, decisions).is_some()
+                || image.find(&needed).is_some()
+            {
+                continue;
+            }
+            let candidates = node.libraries(&needed, directories).remove(&needed).unwrap_or_default();
+            decisions.extend(choose(&candidates, None, set, Kind::NeededBy(name.clone())));
+        }
+    }
+}
+
+/// The library of the node that a program inside will find by this name.
+fn provider<'a>(name: &str, decisions: &'a [Decision]) -> Option<&'a Decision> {
+    decisions.iter().find(|decision| {
+        let library = decision.candidate.library.as_ref().filter(|_| decision.kind != Kind::Program);
+        library
+            .is_some_and(|library| decision.candidate.name == name || library.soname.as_deref() == Some(name))
+    })
+}
+
+fn check(decision: &Decision, decisions: &[Decision], image: &ImageLibraries) -> Option<Misfit> {
+    let library = decision.candidate.library.as_ref()?; // a script
+    for name in &library.needed {
+        match provider(name, decisions) {
+            Some(Decision { misfit: None, .. }) => {}
+            // The image's own may do.
+            Some(_) if image.find(name).is_none() => return Some(Misfit::Follows(name.clone())),
+            None if image.find(name).is_none() => return Some(Misfit::Lacks(name.clone())),
+            Some(_) | None => {}
+        }
+    }
+    library.requires.iter().find_map(|requirement| {
+        let (of, needs) = (&requirement.library, &requirement.version);
+        let own = provider(of, decisions).filter(|provider| provider.misfit.is_none());
+        let images = image.find(of);
+        let offers = match (own.and_then(|own| own.candidate.library.as_ref()), &images) {
+            (Some(library), _) => &library.offers,
+            (None, Some(library)) => &library.offers,
+            (None, None) => return None, // said above
+        };
+        // A library without versions is taken for what is needed; the dynamic linker warns.
+        (!offers.is_empty() && !offers.contains(needs)).then(|| Misfit::Version {
+            needs: needs.clone(),
+            of: of.clone(),
+            has: newest(needs, offers.iter()).map(str::to_owned),
+        })
+    })
+}
+
+/// Of a matched set all are left out with the first.
+fn misfits_of_sets(
+    decisions: &[Decision],
+    found: &Found,
+    misfits: &[(usize, Misfit)],
+) -> Vec<(usize, Misfit)> {
+    let mut unmatched = Vec::new();
+    for (set, _) in found.sets.iter().enumerate().filter(|(_, found)| found.set.matched) {
+        let left_out = |index: usize, decision: &Decision| {
+            decision.set == set
+                && decision.kind == Kind::Library
+                && (decision.misfit.is_some() || misfits.iter().any(|(misfit, _)| *misfit == index))
+        };
+        let first = decisions.iter().enumerate().find(|(index, decision)| left_out(*index, decision));
+        let Some((first, reason)) = first else { continue };
+        let others = decisions
+            .iter()
+            .enumerate()
+            .filter(|(index, decision)| *index != first && decision.set == set && decision.misfit.is_none());
+        unmatched.extend(others.map(|(index, _)| (index, Misfit::Unmatched(reason.candidate.file_name()))));
+    }
+    unmatched
+}
+
+/// The newest version of the same kind: of GLIBC_2.38 the highest GLIBC_ number.
+fn newest<'a>(needed: &str, offers: impl Iterator<Item = &'a String>) -> Option<&'a str> {
+    let split = |version: &str| -> Option<(String, Vec<u32>)> {
+        let (kind, number) = version.rsplit_once('_')?;
+        let parts: Result<Vec<u32>, _> = number.split('.').map(str::parse).collect();
+        Some((kind.to_owned(), parts.ok()?))
+    };
+    let (kind, _) = split(needed)?;
+    let same =
+        offers.filter_map(|offer| split(offer).filter(|(own, _)| *own == kind).map(|(_, n)| (n, offer)));
+    same.max().map(|(_, offer)| offer.as_str())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::host_libraries::discover::FoundSet;
+use crate::host_libraries::elf::{Library, Requirement};
+use crate::host_libraries::rules::Set;
+use crate::image::DirectoryTree;
+use crate::image::testing::Scratch;
+
+/// A library by its needs, `file:version`, and what it offers.
+fn library(soname: &str, requires: &[&str], offers: &[&str]) -> Library {
+    let requires: Vec<Requirement> = requires
+        .iter()
+        .map(|pair| {
+            let (library, version) = pair.split_once(':').unwrap();
+            Requirement { library: library.to_owned(), version: version.to_owned() }
+        })
+        .collect();
+    let mut needed: Vec<String> = requires.iter().map(|requirement| requirement.library.clone()).collect();
+    needed.dedup();
+    let offers = offers.iter().map(|offer| (*offer).to_owned()).collect();
+    Library { soname: Some(soname.to_owned()), needed, requires, offers }
+}
+
+fn candidate(name: &str, file: &str, library: Option<Library>) -> Candidate {
+    Candidate { name: name.to_owned(), file: file.into(), origin: "here".to_owned(), library }
+}
+
+fn found(candidates: Vec<Candidate>, version: Option<&str>, set: &str) -> Found {
+    let set: Set = toml::from_str(&format!("name = \"x\"\n{set}")).unwrap();
+    let mut libraries: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
+    for candidate in candidates {
+        libraries.entry(candidate.name.clone()).or_default().push(candidate);
+    }
+    let sets =
+        vec![FoundSet { set, libraries, missing: Vec::new(), programs: Vec::new(), files: Vec::new() }];
+    Found { version: version.map(str::to_owned), gpus: Vec::new(), devices: Vec::new(), sets }
+}
+
+/// What is decided for each file, in an image with these libraries, on a node that has no others.
+fn decided(found: &Found, image: &[(&str, &Library)]) -> BTreeMap<String, Option<Misfit>> {
+    let nothing = Scratch::new();
+    let tree = DirectoryTree::open(nothing.path()).unwrap();
+    let image = ImageLibraries::for_tests(&tree, image);
+    let decisions = decide(found, &[], &Node::at(nothing.path()), &image);
+    decisions.into_iter().map(|decision| (decision.candidate.file_name(), decision.misfit)).collect()
+}
+
+fn old_glibc() -> Library {
+    library("libc.so.6", &[], &["GLIBC_2.2.5", "GLIBC_2.9", "GLIBC_2.31", "GLIBC_PRIVATE"])
+}
+
+#[test]
+fn a_library_that_needs_a_newer_glibc_is_left_out() {
+    let good = library("libgood.so.1", &["libc.so.6:GLIBC_2.31"], &[]);
+    let bad = library("libbad.so.1", &["libc.so.6:GLIBC_2.9", "libc.so.6:GLIBC_2.34"], &[]);
+    let relr = library("librelr.so.1", &["libc.so.6:GLIBC_ABI_DT_RELR"], &[]);
+    let found = found(
+        vec![
+            candidate("libgood.so.1", "/lib/libgood.so.1.1", Some(good)),
+            candidate("libbad.so.1", "/lib/libbad.so.1", Some(bad)),
+            candidate("librelr.so.1", "/lib/librelr.so.1", Some(relr)),
+            candidate("libodd.so.1", "/lib/libodd.so.1", None),
+        ],
+        None,
+        "",
+    );
+    let decided = decided(&found, &[("libc.so.6", &old_glibc())]);
+    assert_eq!(decided["libgood.so.1.1"], None);
+    assert_eq!(decided["libodd.so.1"], Some(Misfit::Foreign));
+    let misfit = decided["libbad.so.1"].as_ref().unwrap();
+    assert_eq!(misfit.text(), "it needs GLIBC_2.34, and the image's libc.so.6 has GLIBC_2.31");
+    assert!(misfit.hint().is_some());
+    let misfit = decided["librelr.so.1"].as_ref().unwrap();
+    assert_eq!(misfit.text(), "it needs GLIBC_ABI_DT_RELR, which the image's libc.so.6 does not have");
+}
+
+#[test]
+fn what_is_needed_comes_from_the_node_or_the_image() {
+    let glibc = old_glibc();
+    let provider = library("libprovider.so", &["libcore.so.1:CORE_PRIVATE_34"], &[]);
+    let core = library("libcore.so.1", &["libc.so.6:GLIBC_2.2.5"], &["CORE_1", "CORE_PRIVATE_34"]);
+    let images = library("libcore.so.1", &[], &["CORE_1", "CORE_PRIVATE_33"]);
+    let image: &[(&str, &Library)] = &[("libc.so.6", &glibc), ("libcore.so.1", &images)];
+    let provider = candidate("libprovider.so", "/lib/libprovider.so", Some(provider));
+    let core_file = candidate("libcore.so.1", "/lib/libcore.so.1.5", Some(core));
+    let both = found(vec![provider.clone(), core_file.clone()], None, "");
+    assert!(decided(&both, image).values().all(Option::is_none), "the node's own is there");
+    let alone = found(vec![provider.clone()], None, "");
+    let misfit = decided(&alone, image)["libprovider.so"].clone().unwrap();
+    assert_eq!(misfit.text(), "it needs CORE_PRIVATE_34, and the image's libcore.so.1 has CORE_PRIVATE_33");
+    let misfit = decided(&alone, &[("libc.so.6", &glibc)])["libprovider.so"].clone();
+    assert_eq!(misfit, Some(Misfit::Lacks("libcore.so.1".to_owned())));
+    // One that is left out takes those along that need it.
+    let mut newer = core_file;
+    newer.library.as_mut().unwrap().requires[0].version = "GLIBC_2.99".to_owned();
+    let decided_without = decided(&found(vec![provider, newer], None, ""), &[("libc.so.6", &glibc)]);
+    assert_eq!(decided_without["libprovider.so"], Some(Misfit::Follows("libcore.so.1".to_owned())));
+}
+
+#[test]
+fn a_matched_set_comes_as_a_whole_or_not_at_all() {
+    let glibc = old_glibc();
+    let new = library("liba.so.1", &["libc.so.6:GLIBC_2.36"], &[]);
+    let old = library("libb.so.1", &["libc.so.6:GLIBC_2.9"], &[]);
+    let files = vec![
+        candidate("liba.so.1", "/liba.so.1", Some(new)),
+        candidate("libb.so.1", "/libb.so.1", Some(old)),
+    ];
+    let image: &[(&str, &Library)] = &[("libc.so.6", &glibc)];
+    assert_eq!(decided(&found(files.clone(), None, ""), image)["libb.so.1"], None);
+    let matched = decided(&found(files.clone(), None, "matched = true"), image);
+    assert_eq!(matched["libb.so.1"], Some(Misfit::Unmatched("liba.so.1".to_owned())));
+    let optional = decided(&found(files, None, "matched = true\noptional = [\"liba.*\"]"), image);
+    assert_eq!(optional["libb.so.1"], None);
+}
+
+#[test]
+fn the_kernels_driver_chooses_among_versions() {
+    let any = library("libcuda.so.1", &[], &[]);
+    let files = vec![
+        candidate("libcuda.so.1", "/old/libcuda.so.525.1", Some(any.clone())),
+        candidate("libcuda.so.1", "/other/libcuda.so.535.2", None),
+        candidate("libcuda.so.1", "/new/libcuda.so.535.2", Some(any.clone())),
+        candidate("libegl.so.1", "/new/libegl.so.1.1.11", Some(any)),
+    ];
+    let right = decided(&found(files.clone(), Some("535.2"), ""), &[]);
+    assert_eq!(
+        right,
+        BTreeMap::from([("libcuda.so.535.2".to_owned(), None), ("libegl.so.1.1.11".to_owned(), None)])
+    );
+    let wrong = decided(&found(files, Some("550.1"), ""), &[]);
+    assert_eq!(
+        wrong["libcuda.so.525.1"].as_ref().unwrap().text(),
+        "its version is 525.1, and the kernel's driver has 550.1"
+    );
+}

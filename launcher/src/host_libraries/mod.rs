@@ -1,0 +1,249 @@
+//! What containers get of the node beside the image: the GPU driver's libraries, which must be those of the node's kernel,
+//! and what else rules name.
+//!
+//!     rules (conf/host.d) -> facts (discover.rs) -> decision (abi.rs) -> part of the plan
+//!
+//! Runs as the user on the host. Nothing of the image is replaced: libraries and programs lie in a directory of their
+//! own inside, which is put on LD_LIBRARY_PATH and PATH.
+
+mod abi;
+mod discover;
+mod elf;
+mod gpus;
+mod image_libraries;
+mod ld_cache;
+mod pattern;
+mod rules;
+mod show;
+mod specified;
+
+use std::cell::LazyCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use mizzen_core::Failure;
+use serde::{Deserialize, Serialize};
+
+use crate::cdi::{Edits, Specs};
+use crate::host::Host;
+use crate::image::{Metadata, Tree, resolve};
+use crate::options::RunOptions;
+use crate::plan::Mount;
+use abi::{Decision, Kind};
+use discover::{Found, Node};
+use image_libraries::{CLibrary, ImageLibraries};
+use rules::Rule;
+
+pub use rules::Switch;
+pub use show::examine;
+
+/// Where it is all put, inside: a place that no usual mount covers, as one on /run would.
+pub const DIRECTORY: &str = "/.mizzen/host";
+
+/// What a container gets of the node.
+#[derive(Clone, Debug, Default)]
+pub struct HostLibraries {
+    /// Devices.
+    pub devices: Vec<PathBuf>,
+    /// Files for the directory inside.
+    pub files: Vec<HostFile>,
+    /// Links in that directory: their places, and what is in them.
+    pub links: BTreeMap<PathBuf, String>,
+    /// Files and directories that are bound where they are on the node, with the reason.
+    pub binds: Vec<(PathBuf, String)>,
+    /// What CDI specifications mount, also on files of the image.
+    pub mounts: Vec<Mount>,
+    /// Links that they want in the image or below /dev: absolute, and where they lead.
+    pub image_links: Vec<(PathBuf, PathBuf)>,
+    /// What programs need to find it all.
+    pub variables: Variables,
+    /// Every decision, for `mizzen plan`: what, and its reason.
+    pub findings: Vec<(String, String)>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// A file of the node in the directory inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFile {
+    /// Its place there.
+    pub place: PathBuf,
+    /// The file.
+    pub source: PathBuf,
+}
+
+/// How the environment of programs changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variables {
+    /// Directories that go before those of LD_LIBRARY_PATH.
+    pub libraries: Vec<PathBuf>,
+    /// Directories that go before those of PATH.
+    pub programs: Vec<PathBuf>,
+    /// Variables of the rules.
+    pub set: BTreeMap<String, String>,
+}
+
+/// Where a dynamic linker looks without being told.
+fn standard_directories() -> Vec<String> {
+    let directories = ["/lib/{triplet}", "/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+    directories.map(pattern::for_this_machine).to_vec()
+}
+
+/// Decides what a container of this image gets on this node.
+pub fn decide(
+    options: &RunOptions,
+    tree: &dyn Tree,
+    metadata: &Metadata,
+    host: &Host,
+) -> Result<HostLibraries, Failure> {
+    let rules = rules::load(Path::new(rules::DIRECTORY))?;
+    let variable = |name: &str| {
+        let of_host = host.environment.iter().find(|(known, _)| known == name);
+        let found = of_host.or(metadata.environment.iter().find(|(known, _)| known == name));
+        found.and_then(|(_, value)| value.to_str()).map(str::to_owned)
+    };
+    let mut given = HostLibraries::default();
+    let node = Node::this();
+    // Read when the first asks for devices that they may describe.
+    let specs = LazyCell::new(Specs::of_node);
+    let mut devices = match options.devices.is_empty() {
+        true => Vec::new(),
+        false => specified::named(options, &specs)?,
+    };
+    for rule in rules.iter().filter(|rule| node.has(rule)) {
+        let (on, why) = match rule.switch {
+            Switch::Gpu => gpus::wanted(options.gpu, &host.environment),
+            Switch::Fabric => (true, "default".to_owned()),
+        };
+        if !on {
+            given.findings.push((format!("{}: nothing", rule.name), why));
+            continue;
+        }
+        if let Some(kind) = rule.cdi.as_deref().filter(|kind| specs.has_kind(kind)) {
+            let gpus = node.gpus(rule);
+            devices.extend(specified::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
+            given.findings.push((rule.name.clone(), format!("{why}; by CDI specification")));
+            continue;
+        }
+        let found = node.find(rule, &rule.chosen(variable));
+        given.add(rule, &found, &why, &node, tree, metadata);
+    }
+    let edits =
+        Edits::of(&specs, &devices, &options.leave_out_hooks).map_err(|failure| failure.about("CDI"))?;
+    given.add_specified(edits, &node, tree, metadata);
+    given.finish();
+    Ok(given)
+}
+
+impl HostLibraries {
+    /// What a rule's findings give to a container of this image.
+    fn add(
+        &mut self,
+        rule: &Rule,
+        found: &Found,
+        why: &str,
+        node: &Node,
+        tree: &dyn Tree,
+        metadata: &Metadata,
+    ) {
+        let version = found.version.as_ref().map_or(String::new(), |version| format!(" {version}"));
+        self.findings.push((format!("{}{version}", rule.name), why.to_owned()));
+        for device in found.gpus.iter().chain(&found.devices) {
+            if !self.devices.contains(device) {
+                self.devices.push(device.clone());
+                self.findings.push((device.display().to_string(), format!("{}: device", rule.name)));
+            }
+        }
+        let image = ImageLibraries::of(tree, &metadata.environment);
+        let Some(decisions) = self.check(&rule.name, found, &rule.directories, node, &image) else { return };
+        decisions
+            .iter()
+            .filter(|decision| decision.misfit.is_none())
+            .for_each(|decision| self.take(decision));
+        for found in &found.sets {
+            let has = |name: &str| decisions.iter().any(|d| d.misfit.is_none() && d.candidate.name == name);
+            let links = found.set.links.iter().filter(|(_, target)| has(target));
+            self.links.extend(links.map(|(link, target)| (Path::new("lib").join(link), target.clone())));
+            let taken = found.libraries.is_empty() || found.libraries.keys().any(|name| has(name));
+            if !taken {
+                continue;
+            }
+            let lib = format!("{DIRECTORY}/lib");
+            let variables = found.set.environment.iter();
+            self.variables
+                .set
+                .extend(variables.map(|(name, value)| (name.clone(), value.replace("{lib}", &lib))));
+            for file in &found.files {
+                self.add_file(rule, &found.set.name, file, tree);
+            }
+        }
+    }
+
+    /// Whether the image's programs can load what was found; none if that is out of the question for all of it.
+    fn check(
+        &mut self,
+        name: &str,
+        found: &Found,
+        directories: &[String],
+        node: &Node,
+        image: &ImageLibraries,
+    ) -> Option<Vec<Decision>> {
+        let wanted = found.sets.iter().any(|set| !set.libraries.is_empty() || !set.programs.is_empty());
+        let c_library = if wanted { image.c_library() } else { CLibrary::Glibc };
+        if c_library != CLibrary::Glibc {
+            let which = if c_library == CLibrary::Musl { "musl" } else { "no C library of its own" };
+            self.notes.push(format!(
+                "the image has {which}: the node's {name} libraries need glibc, and are left out"
+            ));
+            return None;
+        }
+        let decisions = abi::decide(found, directories, node, image);
+        for decision in &decisions {
+            self.findings.push(show::finding(name, &found.sets[decision.set].set, decision));
+        }
+        self.notes.extend(show::note(name, &decisions));
+        Some(decisions)
+    }
+
+    fn take(&mut self, decision: &Decision) {
+        let (candidate, file_name) = (&decision.candidate, decision.candidate.file_name());
+        if decision.kind == Kind::Program {
+            let place = Path::new("bin").join(&candidate.name);
+            self.files.push(HostFile { place, source: candidate.file.clone() });
+            return;
+        }
+        let place = Path::new("lib").join(&file_name);
+        if !self.files.iter().any(|file| file.place == place) {
+            self.files.push(HostFile { place, source: candidate.file.clone() });
+        }
+        let soname = candidate.library.as_ref().and_then(|library| library.soname.clone());
+        for name in [Some(candidate.name.clone()), soname].into_iter().flatten() {
+            if name != file_name {
+                self.links.insert(Path::new("lib").join(name), file_name.clone());
+            }
+        }
+    }
+
+    /// A file with a place of its own, unless the image has something there.
+    fn add_file(&mut self, rule: &Rule, set: &str, file: &Path, tree: &dyn Tree) {
+        let why = format!("{}: {set}", rule.name);
+        let free = resolve(tree, file).is_ok_and(|found| found.entry.is_none());
+        if free {
+            self.binds.push((file.to_owned(), why.clone()));
+        }
+        let reason = if free { why } else { format!("{why}; left out: the image has its own") };
+        self.findings.push((file.display().to_string(), reason));
+    }
+
+    /// Where to look for what there is.
+    fn finish(&mut self) {
+        for (directory, variable) in
+            [("lib", &mut self.variables.libraries), ("bin", &mut self.variables.programs)]
+        {
+            let files = self.files.iter().map(|file| &file.place);
+            if files.chain(self.links.keys()).any(|place| place.starts_with(directory)) {
+                variable.push(Path::new(DIRECTORY).join(directory));
+            }
+        }
+    }
+}
