@@ -252,9 +252,9 @@ fn the_file_server_belongs_to_the_container() {
     // Nothing of the caller's is kept open: not its files, not the other server's connection.
     let kept = cluster.run(
         "exec 7</etc/passwd; mizzen run -m /shared/bb.sqsh:/mnt:squashfs /shared/bb.sqsh sleep 2 & sleep 0.5; \
-         for s in $(pgrep mizzen-fuse); do readlink /proc/$s/fd/* | grep -cE 'passwd|pipe' ; done; wait",
+         for s in $(pgrep mizzen-fuse); do readlink /proc/$s/fd/* | grep -cE 'passwd|pipe|socket' ; done; wait",
     );
-    assert_eq!(kept.stdout, "1\n1\n", "its own end of a pipe each: {}", kept.text());
+    assert_eq!(kept.stdout, "1\n1\n", "its own end of a socket each: {}", kept.text());
 }
 
 #[test]
