@@ -8,7 +8,8 @@ use mizzen_core::failure::quote;
 use mizzen_core::{Digest, Failure};
 use serde_json::{Value, json};
 
-use crate::image::{Kind, Metadata, Opened};
+use crate::image::architecture::Architecture;
+use crate::image::{self, Kind, Metadata, Opened};
 use crate::pipeline::Image;
 use crate::stage::{self, Staging};
 
@@ -16,6 +17,10 @@ use crate::stage::{self, Staging};
 pub struct Inspected {
     opened: Opened,
     metadata: Metadata,
+    /// The machine its programs are made for.
+    architecture: Option<Architecture>,
+    /// The distribution.
+    system: Option<String>,
     /// None for a directory.
     digest: Option<Digest>,
 }
@@ -31,7 +36,9 @@ pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
             None => Some(stage::digest(&image.opened)?),
         },
     };
-    Ok(Inspected { opened: image.opened, metadata, digest })
+    let architecture = image::true_architecture(image.tree(), &metadata);
+    let system = image::operating_system(image.tree());
+    Ok(Inspected { opened: image.opened, metadata, architecture, system, digest })
 }
 
 impl Inspected {
@@ -49,8 +56,8 @@ impl Inspected {
             line("size", &format!("{} bytes", self.opened.size));
             line("digest", &digest.to_string());
         }
-        line("architecture", metadata.architecture.map_or("unknown", |architecture| architecture.name()));
-        line("system", metadata.os.as_deref().unwrap_or("unknown"));
+        line("architecture", self.architecture.map_or("unknown", |architecture| architecture.name()));
+        line("system", self.system.as_deref().unwrap_or("unknown"));
         line("made by", &format!("{:?}", metadata.maker).to_lowercase());
         for (name, value) in &metadata.environment {
             line("env", &format!("{}={}", quote(name.as_bytes()), quote(value.as_bytes())));
@@ -83,8 +90,8 @@ impl Inspected {
             "format": self.format(),
             "size": self.digest.as_ref().map(|_| self.opened.size),
             "digest": self.digest.map(|digest| digest.to_string()),
-            "architecture": metadata.architecture.map(|architecture| architecture.name()),
-            "system": metadata.os,
+            "architecture": self.architecture.map(|architecture| architecture.name()),
+            "system": self.system,
             "made_by": format!("{:?}", metadata.maker).to_lowercase(),
             "environment": metadata.environment.iter()
                 .map(|(name, value)| (name.to_string_lossy().into_owned(), Value::from(value.to_string_lossy())))

@@ -87,7 +87,7 @@ pub fn plan(
     host: &Host,
 ) -> Result<(Plan, Vec<Arc<squashfs::Image>>), Failure> {
     let metadata = image.metadata()?;
-    image::check_architecture(&image.opened.path, &metadata)?;
+    image::check_architecture(&image.opened.path, image.tree(), &metadata)?;
     let host_libraries = host_libraries::decide(options, image.tree(), &metadata, host)?;
     let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries)
         .map_err(|failure| image.named(failure))?;

@@ -56,10 +56,8 @@ pub struct Metadata {
     pub labels: BTreeMap<String, String>,
     /// Who wrote all this.
     pub maker: Maker,
-    /// The machine its programs are made for.
+    /// The machine its programs are made for, as the maker says.
     pub architecture: Option<Architecture>,
-    /// The distribution, for people.
-    pub os: Option<String>,
     /// Places (`file:line`) whose meaning only a shell would know, or that no environment can hold; the first
     /// hundred.
     pub not_understood: Vec<String>,
@@ -79,7 +77,6 @@ impl Metadata {
             maker,
             architecture: None,
             digest: None,
-            os: None,
             not_understood: Vec::new(),
         }
     }
@@ -104,17 +101,13 @@ pub fn read(tree: &dyn Tree) -> Result<Metadata, Failure> {
 
 /// The same with another source for the job's variables.
 pub fn read_with(tree: &dyn Tree, job: &dyn Fn(&OsStr) -> Option<OsString>) -> Result<Metadata, Failure> {
-    let mut metadata = match maker(tree)? {
-        Maker::Oci => oci::read(tree)?,
-        Maker::Singularity => singularity::read(tree, job)?,
-        Maker::Charliecloud => charliecloud::read(tree, job)?,
-        Maker::Enroot => enroot::read(tree, job)?,
-        Maker::Plain => Metadata::new(Maker::Plain),
-    };
-    // What the programs are made for is a fact, what a document says is a claim.
-    metadata.architecture = architecture::of_image(tree).or(metadata.architecture);
-    metadata.os = operating_system(tree);
-    Ok(metadata)
+    match maker(tree)? {
+        Maker::Oci => oci::read(tree),
+        Maker::Singularity => singularity::read(tree, job),
+        Maker::Charliecloud => charliecloud::read(tree, job),
+        Maker::Enroot => enroot::read(tree, job),
+        Maker::Plain => Ok(Metadata::new(Maker::Plain)),
+    }
 }
 
 /// A variable of the job, except those that name the host's files: they would lead the image's programs to
@@ -191,7 +184,7 @@ fn labels(values: Option<BTreeMap<String, serde_json::Value>>) -> BTreeMap<Strin
 }
 
 /// The distribution's own name for itself. For people only, so what cannot be read is passed over.
-fn operating_system(tree: &dyn Tree) -> Option<String> {
+pub fn operating_system(tree: &dyn Tree) -> Option<String> {
     let content = ["/etc/os-release", "/usr/lib/os-release"]
         .iter()
         .find_map(|path| tree::read_file(tree, Path::new(path), FILE_LIMIT).ok().flatten())?;
@@ -209,9 +202,17 @@ fn operating_system(tree: &dyn Tree) -> Option<String> {
     })
 }
 
-/// Refuses an image whose programs this node cannot run; `image` is its path.
-pub fn check_architecture(image: &Path, metadata: &Metadata) -> Result<(), Failure> {
-    check_against(image, metadata.architecture, host_architecture())
+/// The machine that the image's programs are made for: they are a fact, what its maker says is a claim.
+pub fn true_architecture(tree: &dyn Tree, metadata: &Metadata) -> Option<Architecture> {
+    architecture::of_image(tree).or(metadata.architecture)
+}
+
+/// Refuses an image whose programs this node cannot run; `image` is its path. To find out what they are takes time, so
+/// they are looked at only where the maker makes that doubtful; otherwise the program's start shows it.
+pub fn check_architecture(image: &Path, tree: &dyn Tree, metadata: &Metadata) -> Result<(), Failure> {
+    let host = host_architecture();
+    check_against(image, metadata.architecture, host)
+        .or_else(|_| check_against(image, true_architecture(tree, metadata), host))
 }
 
 fn check_against(

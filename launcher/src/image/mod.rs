@@ -12,7 +12,7 @@ mod squashed;
 pub mod tree;
 
 pub use identify::{Kind, Opened, identify};
-pub use metadata::{Metadata, check_architecture, read as metadata};
+pub use metadata::{Metadata, check_architecture, operating_system, read as metadata, true_architecture};
 pub use tree::{DirectoryTree, Entry, Resolved, Tree, read_file, resolve};
 
 use std::path::Path;

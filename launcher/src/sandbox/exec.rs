@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::unistd::{chdir, execve};
 
+use crate::image::architecture::{Architecture, host_architecture};
 use crate::plan::Program;
 use crate::sys;
 
@@ -136,22 +137,44 @@ fn not_executable(path: &Path, errno: Errno) -> Unstartable {
         },
         Errno::EACCES if path.is_dir() => (126, format!("{shown}: is a directory"), None),
         Errno::EACCES => (126, format!("{shown}: {}", errno.desc()), Some("is it executable (chmod +x)?")),
-        Errno::ENOEXEC => (
-            126,
-            format!("{shown}: not a program for this machine, and no script with a #! line"),
-            Some("run a script without #! through its shell: sh FILE"),
-        ),
+        Errno::ENOEXEC => match architecture(path) {
+            Some(made_for) => (
+                126,
+                format!(
+                    "{shown}: made for {}, this node is {}",
+                    made_for.name(),
+                    host_architecture().map_or("another", Architecture::name)
+                ),
+                Some("choose nodes of that kind (srun --constraint), or get the image for this one"),
+            ),
+            None => (
+                126,
+                format!("{shown}: not a program for this machine, and no script with a #! line"),
+                Some("run a script without #! through its shell: sh FILE"),
+            ),
+        },
         errno => (126, format!("{shown}: {}", errno.desc()), None),
     };
     let failure = Failure::new(message);
     Unstartable { code, failure: hint.map_or(failure.clone(), |hint| failure.hint(hint)) }
 }
 
+/// The machine that a program was made for, if it is another one's.
+fn architecture(path: &Path) -> Option<Architecture> {
+    Architecture::from_elf(&head(path)?).filter(|made_for| Some(*made_for) != host_architecture())
+}
+
+fn head(path: &Path) -> Option<Vec<u8>> {
+    let mut head = vec![0; 256];
+    let length = std::io::Read::read(&mut fs::File::open(path).ok()?, &mut head).ok()?;
+    head.truncate(length);
+    Some(head)
+}
+
 /// The interpreter that a script's first line names.
 fn interpreter(path: &Path) -> Option<Vec<u8>> {
-    let mut head = vec![0; 256];
-    let read = std::io::Read::read(&mut fs::File::open(path).ok()?, &mut head).ok()?;
-    let line = head[..read].split(|byte| *byte == b'\n').next()?.strip_prefix(b"#!")?;
+    let head = head(path)?;
+    let line = head.split(|byte| *byte == b'\n').next()?.strip_prefix(b"#!")?;
     let word = line.trim_ascii_start().split(|byte| b" \t".contains(byte)).next()?;
     Some(OsString::from_vec(word.to_vec()).into_vec())
 }

@@ -16,6 +16,10 @@ fn read_image(image: &Scratch) -> Metadata {
     try_read(image).unwrap()
 }
 
+fn system(image: &Scratch) -> String {
+    operating_system(&DirectoryTree::open(image.path()).unwrap()).unwrap()
+}
+
 fn pairs(metadata: &Metadata) -> Vec<(&str, &str)> {
     metadata
         .environment
@@ -168,11 +172,11 @@ fn an_image_of_charliecloud() {
 fn the_operating_system() {
     let image = Scratch::new();
     image.file("usr/lib/os-release", "ID=alpine\nVERSION_ID='3.20'\n");
-    assert_eq!(read_image(&image).os.unwrap(), "alpine 3.20");
+    assert_eq!(system(&image), "alpine 3.20");
     image.directory("etc");
     image.link("etc/os-release", "../usr/lib/os-release");
     image.file("usr/lib/os-release", "NAME=x\nPRETTY_NAME=\"Debian \x1b[1m 12\"\n");
-    assert_eq!(read_image(&image).os.unwrap(), "Debian \\u{1b}[1m 12");
+    assert_eq!(system(&image), "Debian \\u{1b}[1m 12");
 }
 
 #[test]
@@ -204,9 +208,17 @@ fn another_machines_image_is_refused() {
     assert_eq!(failure.message, "/i.sqsh: made for aarch64, this node is x86_64");
     check(Some(Architecture::I686), Some(Architecture::X86_64)).unwrap();
     check(None, Some(Architecture::X86_64)).unwrap();
-    let host = host_architecture();
-    check_architecture(Path::new("/i"), &Metadata { architecture: host, ..Metadata::new(Maker::Plain) })
-        .unwrap();
+    // A wrong claim does not count against what the programs are.
+    let image = Scratch::new();
+    let claimed = if host_architecture() == Some(Architecture::S390x) { "arm64" } else { "s390x" };
+    image.file(".mizzen/config.json", format!("{{\"architecture\": \"{claimed}\"}}"));
+    let check = |image: &Scratch| {
+        let tree = DirectoryTree::open(image.path()).unwrap();
+        check_architecture(image.path(), &tree, &read_image(image))
+    };
+    check(&image).unwrap_err();
+    image.file("bin/sh", &std::fs::read("/proc/self/exe").unwrap()[..64]);
+    check(&image).unwrap();
 }
 
 #[test]
