@@ -2,11 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
-use mizzen_tests::check::{assert_failed, assert_out, run_in_time, served, with_images};
+use mizzen_tests::check::{assert_failed, assert_out, run_in_time, with_images};
+use mizzen_tests::copies::{TOML, served};
 use mizzen_tests::{Cluster, Output, Release, SharedFs, Spec, User, on_every_release};
 
-/// FUSE counts as a network file system here, and the copies go to the machines' own disks.
-const TOML: &str = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\n";
 const NODES: [&str; 3] = ["node1", "node2", "node3"];
 const BROADCAST: &str = "srun -N3 --container=/shared/big.sqsh --container-stage=bcast";
 
@@ -21,7 +20,6 @@ fn cluster(release: Release) -> Cluster {
     });
     let made = cluster.run("head -c 12000000 /dev/urandom | cat /shared/a.sqsh - > /shared/big.sqsh");
     assert_eq!(made.code, 0, "{}", made.text());
-    // Slurm has `--container` itself since 21.08; everything else here is the same.
     cluster
 }
 

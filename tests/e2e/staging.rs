@@ -2,42 +2,20 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
-use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time, with_images};
+use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
+use mizzen_tests::copies::{
+    CACHE, TOML, assert_sound_in, copies_in, digest_of, served, signal_server, staging_cluster as cluster,
+};
 use mizzen_tests::images::{ImageTree, sif};
-use mizzen_tests::{Cluster, SharedFs, Spec, User};
-
-/// FUSE counts as a network file system here, and the copies go to the machine's own disk.
-const TOML: &str = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\n";
-/// Alice's copies.
-const CACHE: &str = "/var/tmp/mizzen-2001";
-
-fn cluster(name: &str, toml: &str) -> Cluster {
-    with_images(Spec {
-        nodes: 1,
-        shared: SharedFs::Fuse,
-        mizzen_toml: Some(toml.to_owned()),
-        ..Cluster::spec(&format!("staging-{name}"))
-    })
-}
+use mizzen_tests::{Cluster, User};
 
 fn copies(cluster: &Cluster) -> Vec<String> {
-    let found = cluster.run(&format!("ls {CACHE} 2>/dev/null | grep ^sha256-"));
-    found.stdout.lines().map(str::to_owned).collect()
+    copies_in(cluster, CACHE)
 }
 
-/// Every copy has the content that it is named by, and nothing unfinished has a copy's name.
 #[track_caller]
 fn assert_sound(cluster: &Cluster, what: &str) {
-    let wrong = cluster.run(&format!(
-        "cd {CACHE} && for copy in sha256-*; do [ -e $copy ] || continue; \
-         [ sha256-$(sha256sum < $copy | cut -d' ' -f1) = $copy ] || echo $copy; done"
-    ));
-    assert_eq!(wrong.stdout, "", "{what}: wrong copies: {}", wrong.text());
-}
-
-fn digest_of(cluster: &Cluster, image: &str) -> String {
-    let sum = cluster.run(&format!("sha256sum < {image}")).stdout;
-    format!("sha256:{}", sum.split(' ').next().unwrap())
+    assert_sound_in(cluster, CACHE, what);
 }
 
 #[test]
@@ -160,20 +138,13 @@ fn steps_use_one_copy() {
 #[test]
 fn a_stalled_source_does_not_outlive_scancel() {
     let cluster = cluster("stalled", TOML);
-    let server = |signal: &str| {
-        let own = "[ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ]";
-        let script =
-            format!("for p in $(pgrep -x bindfs); do {own} && kill -{signal} $p && echo $p; done; true");
-        let told = cluster.run_on("node1", User::Root, &script);
-        assert_eq!(told.stdout.lines().count(), 1, "{}", told.text());
-    };
-    server("STOP");
+    signal_server(&cluster, "node1", "STOP");
     let cancelled = run_in_time(
         &cluster,
         "srun --container=/shared/a.sqsh cat /image & sleep 2; scancel -u alice; wait; \
          for i in $(seq 80); do [ -z \"$(squeue -h)\" ] && exit; sleep 0.1; done; echo still there",
     );
-    server("CONT");
+    signal_server(&cluster, "node1", "CONT");
     assert_eq!(cancelled.stdout, "", "{}", cancelled.text());
     assert_out(&cluster.run("srun --container=/shared/a.sqsh cat /image"), 0, "a\n");
     assert!(cluster.all_idle(), "{:?}", cluster.node_states());
@@ -195,19 +166,41 @@ fn a_stalled_source_does_not_outlive_scancel() {
 fn many_starts_make_one_copy() {
     let cluster = cluster("many", TOML);
     // Large enough that all of them meet.
-    cluster.run("mkdir big; mizzen run --stage=never /shared/a.sqsh true; head -c 60000000 /dev/urandom > noise; cat /shared/a.sqsh noise > /shared/big.sqsh");
-    let starts = count(32, 64);
-    let many = cluster.run(&format!(
-        "for i in $(seq {starts}); do strace -ff -y -e signal=none -o trace.$i -e trace=pread64 mizzen run /shared/big.sqsh cat /image & done; wait; \
-         cat trace.* | grep 'shared/big.sqsh>' | sed 's/.* = //' | awk '{{ sum += $1 }} END {{ print sum }}'"
-    ));
-    let lines: Vec<&str> = many.stdout.lines().collect();
-    assert_eq!(lines[..lines.len() - 1], vec!["a"; starts as usize], "{}", many.text());
-    let read: f64 = lines.last().unwrap().parse().unwrap();
-    let size: f64 = cluster.run("stat -c %s /shared/big.sqsh").stdout.trim().parse().unwrap();
-    assert!(read >= size && read <= 1.1 * size, "{read} bytes were read of {size}");
+    cluster.run("head -c 60000000 /dev/urandom | cat /shared/a.sqsh - > /shared/big.sqsh");
+    let size: u64 = cluster.run("stat -c %s /shared/big.sqsh").stdout.trim().parse().unwrap();
+    let before = served(&cluster, "ctl");
+    let starts = "for i in $(seq 64); do mizzen run /shared/big.sqsh cat /image & done; wait";
+    assert_out(&cluster.run(starts), 0, &"a\n".repeat(64));
+    let read = served(&cluster, "ctl") - before;
+    assert!(read >= size && read <= size + size / 10, "{read} bytes were read of {size}");
     assert_eq!(copies(&cluster).len(), 1);
     assert_sound(&cluster, "many starts");
+}
+
+#[test]
+fn data_is_copied_like_an_image() {
+    let cluster = cluster("data", TOML);
+    let run = |options: &str| {
+        cluster.run(&format!(
+            "mizzen run {options} -m /shared/b.sqsh:/data:squashfs /shared/a.sqsh cat /image /data/image"
+        ))
+    };
+    assert_out(&run("--stage=never"), 0, "a\nb\n");
+    assert!(copies(&cluster).is_empty());
+    assert_out(&run(""), 0, "a\nb\n");
+    let mut expected =
+        ["a", "b"].map(|name| digest_of(&cluster, &format!("/shared/{name}.sqsh")).replace(':', "-"));
+    expected.sort();
+    assert_eq!(copies(&cluster), expected);
+    // A copy that serves as data is in use.
+    let used = cluster.run(
+        "mizzen run -m /shared/b.sqsh:/data:squashfs /shared/a.sqsh sleep 2 & sleep 0.7; mizzen cache remove --all; wait",
+    );
+    assert_eq!(used.stdout.matches("in use, kept").count(), 2, "{}", used.text());
+    // `mizzen plan` only looks.
+    cluster.run("mizzen cache remove --all");
+    cluster.run("mizzen plan -m /shared/b.sqsh:/data:squashfs /shared/a.sqsh true");
+    assert!(copies(&cluster).is_empty());
 }
 
 #[test]
@@ -241,110 +234,6 @@ fn a_source_that_changes_is_noticed() {
         "cp /shared/a.mid /shared/w; {dying} mizzen stage /shared/w & sleep 0.7; mizzen stage /shared/w; wait"
     ));
     assert_eq!(waiting.stdout.matches(" copied").count(), 1, "{}", waiting.text());
-}
-
-#[test]
-fn kills_leave_no_wrong_copy() {
-    let cluster = cluster("kills", TOML);
-    let start = "mizzen run /shared/a.sqsh cat /image";
-    let calls = [
-        "openat",
-        "pread64",
-        "pwrite64",
-        "fsync",
-        "linkat",
-        "renameat",
-        "flock",
-        "utimensat",
-        "fchmod",
-        "unlinkat",
-    ];
-    let mut killed = 0;
-    for call in calls {
-        for when in 1..=count(2, 40) {
-            let when = if call == "openat" { when * 4 } else { when };
-            cluster.run(&format!("rm -rf {CACHE}"));
-            let run = cluster.run(&format!(
-                "strace -f -o /dev/null -e trace={call} -e inject={call}:signal=KILL:when={when} {start}"
-            ));
-            killed += u32::from(run.code == 137);
-            let what = format!("KILL at {call} {when}");
-            assert_sound(&cluster, &what);
-            assert_out(&run_in_time(&cluster, start), 0, "a\n");
-            assert_sound(&cluster, &what);
-            assert_eq!(copies(&cluster).len(), 1, "{what}");
-        }
-    }
-    assert!(killed >= 10, "only {killed} were killed");
-    // A holder that lives and does nothing is waited for; a stopped one does not hold up others for ever.
-    assert_out(
-        &cluster
-            .run("mizzen cache prune >/dev/null; ls /var/tmp/mizzen-2001 | grep -E '^(temporary|broken)'"),
-        1,
-        "",
-    );
-}
-
-#[test]
-fn failures_of_the_disk_and_of_the_server() {
-    let cluster = cluster("faults", &format!("{TOML}stage_directory = \"/small\"\nstage_max_size = \"\"\n"));
-    cluster.run_as_root("mkdir /small; mount -t tmpfs -o size=16m,mode=1777 tmpfs /small");
-    let run = |options: &str| {
-        cluster.run(&format!("{options} mizzen run --stage=always /shared/a.sqsh cat /image"))
-    };
-    let room = "note: ctl: /shared/big.sqsh is used where it is: no room for";
-    cluster.run("head -c 20000000 /dev/urandom > noise; cat /shared/a.sqsh noise > /shared/big.sqsh; head -c 12000000 noise | cat /shared/a.sqsh - > /shared/mid.sqsh");
-    let big = cluster.run("mizzen run --stage=always /shared/big.sqsh cat /image");
-    assert_out(&big, 0, "a\n");
-    assert!(big.stderr.contains(room), "{}", big.text());
-    for (call, error) in [
-        ("pwrite64", "ENOSPC"),
-        ("pwrite64", "EDQUOT"),
-        ("pwrite64", "EIO"),
-        ("fsync", "EIO"),
-        ("linkat", "EROFS"),
-        ("flock", "ENOLCK"),
-    ] {
-        let failed = run(&format!("strace -f -o /dev/null -e trace={call} -e inject={call}:error={error}"));
-        assert_out(&failed, 0, "a\n");
-        assert!(
-            failed.stderr.contains("note: ctl: /shared/a.sqsh is used where it is"),
-            "{call} {error}: {}",
-            failed.text()
-        );
-        assert_eq!(
-            cluster.run("ls /small/mizzen-2001 | grep -cE '^(sha256|temporary)'").stdout,
-            "0\n",
-            "{call} {error}"
-        );
-    }
-    // A source that cannot be read has no copy, and nothing runs.
-    for error in ["ESTALE", "EIO"] {
-        let failed = cluster.run(&format!(
-            "strace -f -o /dev/null -e trace=pread64 -e inject=pread64:error={error}:when=4 \
-             mizzen run --stage=always /shared/mid.sqsh cat /image"
-        ));
-        assert_failed(&failed, 125, "/shared/mid.sqsh: cannot read: ");
-        assert_eq!(cluster.run("ls /small/mizzen-2001 | grep -cE '^(sha256|temporary)'").stdout, "0\n");
-    }
-    // Two images of which only one fits: the older goes, unless it is in use.
-    cluster.run("mizzen cache remove --all; head -c 8500000 noise > half; cat /shared/a.sqsh half > /shared/one.sqsh; cat /shared/b.sqsh half > /shared/two.sqsh");
-    let one = "mizzen run --stage=always /shared/one.sqsh";
-    let two = "mizzen run --stage=always /shared/two.sqsh";
-    let both =
-        cluster.run(&format!("{one} sleep 3 & sleep 1; {two} cat /image; mizzen cache list --json; wait"));
-    assert!(
-        both.stdout.starts_with("b\n") && both.stderr.contains("two.sqsh is used where it is: no room"),
-        "{}",
-        both.text()
-    );
-    assert!(
-        both.stdout.contains("\"in_use\": true") && both.stdout.contains("/shared/one.sqsh"),
-        "{}",
-        both.text()
-    );
-    let after = cluster.run(&format!("{two} cat /image; mizzen cache list"));
-    assert!(after.stderr.is_empty() && !after.stdout.contains("one.sqsh"), "{}", after.text());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! The machine is shared and noisy: the contenders take turns, medians are compared, and no number is a promise.
 
 mod slurm;
+mod staging;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -46,7 +47,13 @@ const MOUNTS: [Contender; 4] = [
 pub fn run(rounds: u32) -> Result<()> {
     let cluster = start(rounds)?;
     by_hand(&cluster, rounds)?;
+    staging::run(&cluster, rounds)?;
     slurm::run(&cluster, rounds)
+}
+
+/// The same for copies of images alone.
+pub fn run_staging(rounds: u32) -> Result<()> {
+    staging::run(&start(rounds)?, rounds)
 }
 
 /// The same for steps of Slurm alone.

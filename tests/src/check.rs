@@ -135,17 +135,6 @@ pub fn run_in_time(cluster: &Cluster, script: &str) -> Output {
     output
 }
 
-/// How many bytes the FUSE server of a machine has read for /shared so far, beside the kernel's requests, which are
-/// small.
-#[track_caller]
-pub fn served(cluster: &Cluster, machine: &str) -> u64 {
-    let own = "[ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ]";
-    let script =
-        format!("for p in $(pgrep -x bindfs); do {own} && sed -n 's/^rchar: //p' /proc/$p/io; done; true");
-    let told = cluster.run_on(machine, User::Root, &script);
-    told.stdout.trim().parse().unwrap()
-}
-
 /// Cancels steps and batch jobs with the image /shared/bb.sqsh at any moment, from before the step exists to when all
 /// its tasks run. Nothing is left of them.
 #[track_caller]

@@ -19,6 +19,7 @@ pub mod bench;
 pub mod cgroup;
 pub mod check;
 pub mod cluster;
+pub mod copies;
 pub mod images;
 pub mod init;
 pub mod machine;

@@ -12,7 +12,7 @@ use mizzen_tests::{Cluster, Release, User, bench, init, machine, supervise};
 const USAGE: &str = "\
 usage: vcluster releases                 make the root file systems of all Slurm releases
        vcluster demo                     what mizzen does, on a two-node cluster
-       vcluster bench [slurm]            mizzen beside its peers; or only what a container adds to srun
+       vcluster bench [slurm|staging]    mizzen beside its peers; or only what a container adds to srun, or copies
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
 
@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         ["demo"] => demo(),
         ["bench"] => bench::run(25),
         ["bench", "slurm"] => bench::run_slurm(25),
+        ["bench", "staging"] => bench::run_staging(25),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),
         ["role-init", supervisor] => supervisor.parse().map_err(Into::into).and_then(init::run),

@@ -1,0 +1,285 @@
+//! Copies of images on the node when something fails: kills, errors of every call, full disks, power loss, processes
+//! that hang.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
+
+use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
+use mizzen_tests::copies::{
+    CACHE, TOML, assert_sound_in, copies_in, signal_server, staging_cluster as cluster,
+};
+use mizzen_tests::{Cluster, User};
+
+fn copies(cluster: &Cluster) -> Vec<String> {
+    copies_in(cluster, CACHE)
+}
+
+#[track_caller]
+fn assert_sound(cluster: &Cluster, what: &str) {
+    assert_sound_in(cluster, CACHE, what);
+}
+
+#[test]
+fn kills_leave_no_wrong_copy() {
+    let cluster = cluster("kills", TOML);
+    let start = "mizzen run /shared/a.sqsh cat /image";
+    let calls = [
+        "openat",
+        "pread64",
+        "pwrite64",
+        "fsync",
+        "linkat",
+        "renameat",
+        "flock",
+        "utimensat",
+        "fchmod",
+        "unlinkat",
+    ];
+    let mut killed = 0;
+    for call in calls {
+        for when in 1..=count(2, 40) {
+            let when = if call == "openat" { when * 4 } else { when };
+            cluster.run(&format!("rm -rf {CACHE}"));
+            let run = cluster.run(&format!(
+                "strace -f -o /dev/null -e trace={call} -e inject={call}:signal=KILL:when={when} {start}"
+            ));
+            killed += u32::from(run.code == 137);
+            let what = format!("KILL at {call} {when}");
+            assert_sound(&cluster, &what);
+            assert_out(&run_in_time(&cluster, start), 0, "a\n");
+            assert_sound(&cluster, &what);
+            assert_eq!(copies(&cluster).len(), 1, "{what}");
+        }
+    }
+    assert!(killed >= 10, "only {killed} were killed");
+    // The long form: at every system call of the start, one after the other.
+    let mut undisturbed = 0;
+    for when in (1..).take_while(|_| count(0, 1) == 1) {
+        cluster.run(&format!("rm -rf {CACHE}"));
+        let run = cluster.run(&format!(
+            "strace -f -o /dev/null -e trace=all -e inject=all:signal=KILL:when={when} {start}"
+        ));
+        undisturbed = if run.code == 0 { undisturbed + 1 } else { 0 };
+        if undisturbed == 5 {
+            break;
+        }
+        let what = format!("KILL at call {when}");
+        assert_sound(&cluster, &what);
+        assert_out(&run_in_time(&cluster, start), 0, "a\n");
+        assert_sound(&cluster, &what);
+        assert_eq!(copies(&cluster).len(), 1, "{what}");
+    }
+    assert_out(
+        &cluster
+            .run("mizzen cache prune >/dev/null; ls /var/tmp/mizzen-2001 | grep -E '^(temporary|broken)'"),
+        1,
+        "",
+    );
+}
+
+#[test]
+fn failures_of_the_disk_and_of_the_server() {
+    let cluster = cluster("faults", &format!("{TOML}stage_directory = \"/small\"\nstage_max_size = \"\"\n"));
+    cluster.run_as_root("mkdir /small; mount -t tmpfs -o size=16m,mode=1777 tmpfs /small");
+    let run = |options: &str| {
+        cluster.run(&format!("{options} mizzen run --stage=always /shared/a.sqsh cat /image"))
+    };
+    let room = "note: ctl: /shared/big.sqsh is used where it is: no room for";
+    cluster.run("head -c 20000000 /dev/urandom > noise; cat /shared/a.sqsh noise > /shared/big.sqsh; head -c 12000000 noise | cat /shared/a.sqsh - > /shared/mid.sqsh");
+    let big = cluster.run("mizzen run --stage=always /shared/big.sqsh cat /image");
+    assert_out(&big, 0, "a\n");
+    assert!(big.stderr.contains(room), "{}", big.text());
+    for (call, error) in [
+        ("pwrite64", "ENOSPC"),
+        ("pwrite64", "EDQUOT"),
+        ("pwrite64", "EIO"),
+        ("fsync", "EIO"),
+        ("linkat", "EROFS"),
+        ("flock", "ENOLCK"),
+    ] {
+        let failed = run(&format!("strace -f -o /dev/null -e trace={call} -e inject={call}:error={error}"));
+        assert_out(&failed, 0, "a\n");
+        assert!(
+            failed.stderr.contains("note: ctl: /shared/a.sqsh is used where it is"),
+            "{call} {error}: {}",
+            failed.text()
+        );
+        assert_eq!(
+            cluster.run("ls /small/mizzen-2001 | grep -cE '^(sha256|temporary)'").stdout,
+            "0\n",
+            "{call} {error}"
+        );
+    }
+    // A source that cannot be read has no copy, and nothing runs.
+    for error in ["ESTALE", "EIO"] {
+        let failed = cluster.run(&format!(
+            "strace -f -o /dev/null -e trace=pread64 -e inject=pread64:error={error}:when=4 \
+             mizzen run --stage=always /shared/mid.sqsh cat /image"
+        ));
+        assert_failed(&failed, 125, "/shared/mid.sqsh: cannot read: ");
+        assert_eq!(cluster.run("ls /small/mizzen-2001 | grep -cE '^(sha256|temporary)'").stdout, "0\n");
+    }
+    // Two images of which only one fits: the older goes, unless it is in use.
+    cluster.run("mizzen cache remove --all; head -c 8500000 noise > half; cat /shared/a.sqsh half > /shared/one.sqsh; cat /shared/b.sqsh half > /shared/two.sqsh");
+    let one = "mizzen run --stage=always /shared/one.sqsh";
+    let two = "mizzen run --stage=always /shared/two.sqsh";
+    let both =
+        cluster.run(&format!("{one} sleep 3 & sleep 1; {two} cat /image; mizzen cache list --json; wait"));
+    assert!(
+        both.stdout.starts_with("b\n") && both.stderr.contains("two.sqsh is used where it is: no room"),
+        "{}",
+        both.text()
+    );
+    assert!(
+        both.stdout.contains("\"in_use\": true") && both.stdout.contains("/shared/one.sqsh"),
+        "{}",
+        both.text()
+    );
+    let after = cluster.run(&format!("{two} cat /image; mizzen cache list"));
+    assert!(after.stderr.is_empty() && !after.stdout.contains("one.sqsh"), "{}", after.text());
+}
+
+#[test]
+fn errors_of_every_call_leave_no_wrong_copy() {
+    let cluster = cluster("errors", TOML);
+    let start = "mizzen run /shared/a.sqsh cat /image";
+    let calls = [
+        "mkdirat",
+        "openat",
+        "flock",
+        "fstat,newfstatat,statx",
+        "pread64",
+        "pwrite64",
+        "fchmod",
+        "utimensat",
+        "fsync",
+        "linkat",
+        "renameat",
+        "ftruncate",
+        "unlinkat",
+        "fstatfs",
+    ];
+    let errors = ["ENOSPC", "EDQUOT", "EIO", "ESTALE"];
+    let (mut in_place, mut refused) = (0, 0);
+    for (number, call) in calls.into_iter().enumerate() {
+        // Each call with another error; the long form has all of all, once and from then on, at many moments.
+        let chosen: Vec<&str> = if count(0, 1) == 1 { errors.to_vec() } else { vec![errors[number % 4]] };
+        for (error, when) in chosen.iter().flat_map(|error| (1..=count(1, 12)).map(move |when| (error, when)))
+        {
+            for when in [format!("{when}"), format!("{when}+")] {
+                let what = format!("{error} of {call} {when}");
+                let inject = format!("-e trace={call} -e inject={call}:error={error}:when={when}");
+                let run = cluster.run(&format!("rm -rf {CACHE}; strace -f -o /dev/null {inject} {start}"));
+                // With its own copy, from the source with a note, or not at all with a message; never otherwise.
+                let noted = run.stderr.contains("note: ctl: /shared/a.sqsh is used where it is");
+                let failed = run.code == 125 && run.stdout.is_empty() && run.stderr.contains("mizzen: ");
+                assert!(run.code == 0 && run.stdout == "a\n" || failed, "{what}: {}", run.text());
+                (in_place, refused) = (in_place + u32::from(noted), refused + u32::from(failed));
+                assert_sound(&cluster, &what);
+                assert_out(&run_in_time(&cluster, start), 0, "a\n");
+                assert_eq!(copies(&cluster).len(), 1, "{what}");
+            }
+        }
+    }
+    assert!(in_place >= 5 && refused >= 2, "{in_place} in place, {refused} refused");
+    assert_eq!(cluster.run(&format!("ls {CACHE} | grep -E '^(temporary|broken)'")).stdout, "");
+}
+
+#[test]
+fn a_disk_that_fills_up_gets_a_second_chance() {
+    let cluster = cluster("second-chance", TOML);
+    let a = cluster.run("sha256sum < /shared/a.sqsh").stdout[..64].to_owned();
+    // One write fails; those of the locks do not matter. Without threads, because strace counts the calls of each.
+    let made_room = (1..=5).any(|when| {
+        let run = cluster.run(&format!(
+            "mizzen cache remove --all; mizzen stage /shared/b.sqsh; strace -f -o /dev/null -e trace=pwrite64,clone3 \
+             -e inject=clone3:error=EAGAIN -e inject=pwrite64:error=ENOSPC:when={when} mizzen stage /shared/a.sqsh"
+        ));
+        assert!(run.stdout.contains("/shared/a.sqsh: ") && run.stderr.is_empty(), "{}", run.text());
+        copies(&cluster) == [format!("sha256-{a}")]
+    });
+    assert!(made_room, "the older copy is still there");
+    assert_sound(&cluster, "second chance");
+    // Where everything is in use nothing can make room.
+    let full = cluster.run(&format!(
+        "mizzen run /shared/a.sqsh sleep 3 & sleep 1; \
+         strace -f -o /dev/null -e trace=pwrite64 -e inject=pwrite64:error=ENOSPC mizzen run /shared/b.sqsh cat /image; \
+         ls {CACHE} | grep ^sha256; wait"
+    ));
+    assert_out(&full, 0, &format!("b\nsha256-{a}\n"));
+    assert!(full.stderr.contains("/shared/b.sqsh is used where it is: "), "{}", full.text());
+}
+
+#[test]
+fn a_holder_that_hangs_is_not_waited_for_for_ever() {
+    let cluster = cluster("holder", TOML);
+    cluster.run("head -c 8000000 /dev/urandom | cat /shared/a.sqsh - > /shared/mid.sqsh");
+    // The first one stops in the middle of its copy; the second one waits, and says for whom.
+    let slow = "strace -f -o /dev/null -e trace=pwrite64 -e inject=pwrite64:delay_enter=3000000";
+    let stopped = format!(
+        "rm -rf {CACHE}; {slow} mizzen stage /shared/mid.sqsh & while ! ls {CACHE}/*.lock; do sleep 0.05; done > /dev/null 2>&1; \
+         pid=$(pgrep -n -u alice -x mizzen); kill -STOP $pid"
+    );
+    let start = "mizzen run /shared/mid.sqsh cat /image";
+    let told = "is being copied to the node by process";
+    let killed = cluster.run(&format!(
+        "{stopped}; {start} 2> err & second=$!; for i in $(seq 100); do grep -q '{told}' err && break; sleep 0.1; done; \
+         kill -9 $pid; begin=$EPOCHREALTIME; wait $second; end=$EPOCHREALTIME; cat err >&2; \
+         [ $((${{end/./}} - ${{begin/./}})) -lt 2000000 ] || echo late"
+    ));
+    assert_out(&killed, 0, "a\n");
+    assert!(killed.stderr.contains(&format!("note: ctl: /shared/mid.sqsh {told}")), "{}", killed.text());
+    assert_sound(&cluster, "killed holder");
+    // The long form: one that does nothing for a minute is given up.
+    if count(0, 1) == 1 {
+        cluster.run(&format!("{stopped}; nohup {start} > out 2> err & sleep 40"));
+        let given_up = cluster.run(
+            "for i in $(seq 50); do [ -s out ] && break; sleep 1; done; cat out; cat err >&2; pkill -9 -u alice -x mizzen",
+        );
+        assert_out(&given_up, 0, "a\n");
+        assert!(given_up.stderr.contains("is used where it is: process "), "{}", given_up.text());
+        assert!(given_up.stderr.contains(" is copying it and makes no progress"), "{}", given_up.text());
+        assert_out(&run_in_time(&cluster, start), 0, "a\n");
+    }
+}
+
+#[test]
+fn power_loss_leaves_no_wrong_copy() {
+    let cluster = cluster("power", &format!("{TOML}stage_directory = \"/disk\"\nstage_max_size = \"\"\n"));
+    let cache = "/disk/mizzen-2001";
+    // The disk is a file behind the FUSE server. When that is stopped, what has been written is what has been written.
+    let made = cluster.run_as_root(
+        "truncate -s 48m /shared/disk && mkfs.ext4 -q -E lazy_itable_init=0 -J size=4 /shared/disk && mkdir /disk && \
+         mount -o loop,commit=1 /shared/disk /disk && chmod 1777 /disk && sync -f /disk",
+    );
+    assert_eq!(made.code, 0, "{}", made.text());
+    cluster.run(
+        "mkdir images; for i in 1 2 3 4 5 6; do head -c ${i}500000 /dev/urandom | cat /shared/a.sqsh - > images/$i; done; \
+         (while [ ! -e stop ]; do for i in images/*; do mizzen stage $i; done; mizzen cache remove --all; done) > /dev/null 2>&1 &",
+    );
+    let losses = 20;
+    let mut found = 0;
+    for loss in 0..losses {
+        // Not in step with the copies.
+        std::thread::sleep(std::time::Duration::from_millis(40 + loss * 97 % 140));
+        signal_server(&cluster, "ctl", "STOP");
+        let saved =
+            cluster.run_as_root(&format!("cp --sparse=always /run/shared-backing/disk /local/{loss}"));
+        signal_server(&cluster, "ctl", "CONT");
+        assert_eq!(saved.code, 0, "{}", saved.text());
+    }
+    cluster.run("touch stop; while pgrep -u alice -x mizzen; do sleep 0.1; done");
+    let unmounted = cluster.run_as_root("umount /disk");
+    assert_eq!(unmounted.code, 0, "{}", unmounted.text());
+    for loss in 0..losses {
+        let mounted = cluster.run_as_root(&format!("mount -o loop /local/{loss} /disk"));
+        assert_eq!(mounted.code, 0, "{}", mounted.text());
+        let what = format!("power loss {loss}");
+        assert_sound_in(&cluster, cache, &what);
+        found += copies_in(&cluster, cache).len();
+        let after = cluster.run("for i in 1 6; do mizzen run --stage=always images/$i cat /image; done; mizzen cache verify | grep -c ': good'");
+        assert!(after.stdout.starts_with("a\na\n") && after.code == 0, "{what}: {}", after.text());
+        assert_sound_in(&cluster, cache, &what);
+        cluster.run_on("ctl", User::Root, &format!("umount /disk; rm /local/{loss}"));
+    }
+    assert!(found >= 10, "only {found} copies were there after {losses} losses");
+}

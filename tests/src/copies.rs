@@ -1,0 +1,63 @@
+//! What the tests of copies on the node start from and assert.
+
+#![allow(clippy::unwrap_used)] // a test fails by panicking
+
+use crate::check::with_images;
+use crate::{Cluster, SharedFs, Spec, User};
+
+/// FUSE counts as a network file system here, and the copies go to the machine's own disk.
+pub const TOML: &str = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\n";
+/// Alice's copies.
+pub const CACHE: &str = "/var/tmp/mizzen-2001";
+
+/// One node and the images /shared/a.sqsh and /shared/b.sqsh on FUSE.
+pub fn staging_cluster(name: &str, toml: &str) -> Cluster {
+    with_images(Spec {
+        nodes: 1,
+        shared: SharedFs::Fuse,
+        mizzen_toml: Some(toml.to_owned()),
+        ..Cluster::spec(&format!("staging-{name}"))
+    })
+}
+
+/// The copies in a user's directory on the login node.
+pub fn copies_in(cluster: &Cluster, cache: &str) -> Vec<String> {
+    let found = cluster.run(&format!("ls {cache} 2>/dev/null | grep ^sha256-"));
+    found.stdout.lines().map(str::to_owned).collect()
+}
+
+/// Every copy has the content that it is named by, and nothing unfinished has a copy's name.
+#[track_caller]
+pub fn assert_sound_in(cluster: &Cluster, cache: &str, what: &str) {
+    let wrong = cluster.run(&format!(
+        "cd {cache} && for copy in sha256-*; do [ -e $copy ] || continue; \
+         [ sha256-$(sha256sum < $copy | cut -d' ' -f1) = $copy ] || echo $copy; done"
+    ));
+    assert_eq!(wrong.stdout, "", "{what}: wrong copies: {}", wrong.text());
+}
+
+/// `sha256:` and the digest of a file on the cluster.
+pub fn digest_of(cluster: &Cluster, image: &str) -> String {
+    let sum = cluster.run(&format!("sha256sum < {image}")).stdout;
+    format!("sha256:{}", sum.split(' ').next().unwrap())
+}
+
+/// Sends a signal to the FUSE server of /shared on a machine.
+#[track_caller]
+pub fn signal_server(cluster: &Cluster, machine: &str, signal: &str) {
+    let script = format!("for p in $({SERVER}); do kill -{signal} $p && echo $p; done");
+    let told = cluster.run_on(machine, User::Root, &script);
+    assert_eq!(told.stdout.lines().count(), 1, "{}", told.text());
+}
+
+/// How many bytes the FUSE server of a machine has read for /shared so far, beside the kernel's requests, which are
+/// small.
+#[track_caller]
+pub fn served(cluster: &Cluster, machine: &str) -> u64 {
+    let told = cluster.run_on(machine, User::Root, &format!("sed -n 's/^rchar: //p' /proc/$({SERVER})/io"));
+    told.stdout.trim().parse().unwrap()
+}
+
+/// A shell command that prints the process of the machine's FUSE server; others have theirs.
+const SERVER: &str = "for p in $(pgrep -x bindfs); do \
+                      [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] && echo $p; done; true";
