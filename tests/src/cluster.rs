@@ -60,6 +60,7 @@ impl Cluster {
             shared: SharedFs::Tmpfs,
             cgroup_v1: false,
             one_cpu: false,
+            devices: Vec::new(),
             layers: vec![target_dir().join("stage")],
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -96,7 +96,7 @@ fn make_root(name: &str, order: &Order) -> Result<PathBuf> {
     );
     mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), Some(data.as_str()))
         .with_context(|| format!("overlay {data}"))?;
-    mount_kernel_file_systems(&root)?;
+    mount_kernel_file_systems(&root, &order.spec.devices)?;
     if order.spec.cgroup_v1 {
         cgroup::mount_in(&root)?;
     }
@@ -129,10 +129,16 @@ fn make_root(name: &str, order: &Order) -> Result<PathBuf> {
     Ok(root)
 }
 
-fn mount_kernel_file_systems(root: &Path) -> Result<()> {
+/// What every machine has in /dev where it does not come from the kernel's devtmpfs.
+const USUAL_DEVICES: [&str; 7] = ["full", "fuse", "null", "random", "tty", "urandom", "zero"];
+
+fn mount_kernel_file_systems(root: &Path, devices: &[(String, u64, u64)]) -> Result<()> {
     for (kind, place) in [("proc", "proc"), ("sysfs", "sys"), ("devtmpfs", "dev")] {
         mount(Some(kind), &root.join(place), Some(kind), MsFlags::empty(), None::<&str>)
             .with_context(|| format!("cannot mount {kind}"))?;
+    }
+    if !devices.is_empty() {
+        own_devices(root, devices)?;
     }
     // devtmpfs is one for the whole kernel: what differs on a cluster node goes on top of it.
     for (kind, place, options) in [
@@ -143,6 +149,9 @@ fn mount_kernel_file_systems(root: &Path) -> Result<()> {
         fs::create_dir_all(root.join(place))?;
         mount(Some(kind), &root.join(place), Some(kind), MsFlags::empty(), Some(options))
             .with_context(|| format!("cannot mount {kind}"))?;
+    }
+    if !root.join("dev/ptmx").exists() {
+        File::create(root.join("dev/ptmx"))?;
     }
     bind(&root.join("dev/pts/ptmx"), &root.join("dev/ptmx"))?;
     // On a bare machine /dev/fuse is 0600 until udev makes it 0666, as it is on every cluster.
@@ -155,6 +164,25 @@ fn mount_kernel_file_systems(root: &Path) -> Result<()> {
         if !link.is_symlink() {
             symlink(to, link)?;
         }
+    }
+    Ok(())
+}
+
+/// A /dev of the machine's own, with the usual nodes and further ones.
+fn own_devices(root: &Path, devices: &[(String, u64, u64)]) -> Result<()> {
+    let dev = root.join("dev");
+    let usual: Vec<(String, u64)> = USUAL_DEVICES
+        .iter()
+        .filter_map(|name| Some(((*name).to_owned(), fs::metadata(dev.join(name)).ok()?.rdev())))
+        .collect();
+    mount(Some("tmpfs"), &dev, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755"))?;
+    let further = devices.iter().map(|(name, major, minor)| (name.clone(), makedev(*major, *minor)));
+    for (name, numbers) in usual.into_iter().chain(further) {
+        let node = dev.join(&name);
+        fs::create_dir_all(node.parent().unwrap_or(&dev))?;
+        mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), numbers)
+            .with_context(|| format!("mknod /dev/{name}"))?;
+        fs::set_permissions(&node, fs::Permissions::from_mode(0o666))?;
     }
     Ok(())
 }

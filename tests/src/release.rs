@@ -85,13 +85,13 @@ impl Release {
 
 /// A Debian root file system with these packages, `target/rootfs/NAME-DEBIAN`; made if it is not there yet.
 pub fn make_rootfs(debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
-    make_rootfs_from("main", debian, name, packages)
+    make_tree("minbase", "main", debian, name, packages)
 }
 
-/// A node with Slurm 22.05 and the user-space part of NVIDIA's driver, which Debian has outside its main component.
-pub fn nvidia_rootfs() -> Result<PathBuf> {
-    let driver = "libcuda1,libnvcuvid1,libnvidia-cfg1,nvidia-smi";
-    make_rootfs_from("main contrib non-free", "bookworm", "nvidia", &format!("{PACKAGES},{driver}"))
+/// The files of packages that Debian has outside its main component too, and of what they depend on, as they are in the
+/// packages: `target/rootfs/NAME-DEBIAN`, to be laid below a root file system of the same release.
+pub fn extract_packages(debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
+    make_tree("extract", "main contrib non-free", debian, name, packages)
 }
 
 /// A node with Slurm 22.05, MPICH and the libraries and programs for InfiniBand. Python is for tests that take it for an
@@ -100,7 +100,7 @@ pub fn hpc_rootfs() -> Result<PathBuf> {
     make_rootfs("bookworm", "hpc", &format!("{PACKAGES},ibverbs-providers,ibverbs-utils,libmpich12,python3"))
 }
 
-fn make_rootfs_from(components: &str, debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
+fn make_tree(variant: &str, components: &str, debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
     let store = target_dir().join("rootfs");
     fs::create_dir_all(&store)?;
     let root = store.join(format!("{name}-{debian}"));
@@ -115,10 +115,9 @@ fn make_rootfs_from(components: &str, debian: &str, name: &str, packages: &str) 
         fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
     }
     let mut make = Command::new("mmdebstrap");
-    make.args(["--variant=minbase", "--quiet"])
+    make.args([&format!("--variant={variant}"), &format!("--components={components}"), "--quiet"])
         // Debian testing's indexes expire sooner than mirrors and caches are renewed.
         .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
-        .arg(format!("--components={components}"))
         .arg(format!("--include={packages}"))
         .arg(debian)
         .arg(&root);

@@ -74,6 +74,9 @@ pub struct Spec {
     /// (seen with 6.18): Slurm binds the job's namespace file, which the kernel refuses (EINVAL) unless the job's
     /// number is higher than the node's, and on another CPU it may be lower.
     pub one_cpu: bool,
+    /// Further device nodes of every machine, with the numbers of devices that open without such hardware. With them the
+    /// machines have a /dev of their own: the kernel's devtmpfs is one for all.
+    pub devices: Vec<(String, u64, u64)>,
     /// Directory trees laid over the root file system: the installed product.
     pub layers: Vec<PathBuf>,
 }

@@ -5,6 +5,7 @@
 //! libraries, and private ones by which libraries of one project know each other.
 
 use super::discover::{Candidate, Found, Node};
+use super::elf::Requirement;
 use super::image_libraries::ImageLibraries;
 use super::rules::belongs_to_libc;
 
@@ -75,7 +76,7 @@ impl Misfit {
                 format!("it needs {library}, which is neither in the image nor on the node")
             }
             Misfit::Version { needs, of, has: Some(has) } => {
-                format!("it needs {needs}, and the image's {of} has {has}")
+                format!("it needs {needs}, and the image's {of} has up to {has}")
             }
             Misfit::Version { needs, of, has: None } => {
                 format!("it needs {needs}, which the image's {of} does not have")
@@ -195,22 +196,25 @@ fn check(decision: &Decision, decisions: &[Decision], image: &ImageLibraries) ->
             Some(_) | None => {}
         }
     }
-    library.requires.iter().find_map(|requirement| {
-        let (of, needs) = (&requirement.library, &requirement.version);
+    let mut missing: Vec<(String, &String, Option<String>)> = Vec::new();
+    for Requirement { library: of, version } in &library.requires {
         let own = provider(of, decisions).filter(|provider| provider.misfit.is_none());
         let images = image.find(of);
         let offers = match (own.and_then(|own| own.candidate.library.as_ref()), &images) {
             (Some(library), _) => &library.offers,
             (None, Some(library)) => &library.offers,
-            (None, None) => return None, // said above
+            (None, None) => continue, // said above
         };
         // A library without versions is taken for what is needed; the dynamic linker warns.
-        (!offers.is_empty() && !offers.contains(needs)).then(|| Misfit::Version {
-            needs: needs.clone(),
-            of: of.clone(),
-            has: newest(needs, offers.iter()).map(str::to_owned),
-        })
-    })
+        if !offers.is_empty() && !offers.contains(version) {
+            missing.push((version.clone(), of, newest(version, offers.iter()).map(str::to_owned)));
+        }
+    }
+    // Of one library's versions the newest: an image with that has all of them.
+    let (first, of, has) = missing.first()?;
+    let of_same = missing.iter().filter(|(_, other, _)| other == of).map(|(version, ..)| version);
+    let needs = newest(first, of_same).unwrap_or(first).to_owned();
+    Some(Misfit::Version { needs, of: (*of).clone(), has: has.clone() })
 }
 
 /// Of a matched set all are left out with the first.

@@ -104,7 +104,7 @@ impl Node {
 
     /// Whether the node has what a rule is about.
     pub fn has(&self, rule: &Rule) -> bool {
-        rule.when.iter().any(|path| self.file(path).is_some())
+        rule.when.iter().any(|path| self.exists(path))
     }
 
     /// Everything that a rule is about, with these of its sets.
@@ -184,7 +184,7 @@ impl Node {
     }
 
     pub fn candidate(&self, name: &str, path: &Path, origin: &str) -> Option<Candidate> {
-        let file = self.file(path)?;
+        let file = Some(path).filter(|path| self.exists(path)).and_then(|path| self.file(path))?;
         let opened =
             fs::File::open(&file).ok().filter(|opened| opened.metadata().is_ok_and(|m| m.is_file()))?;
         let read_at = |offset, length| {
@@ -214,7 +214,7 @@ impl Node {
             return Vec::new();
         };
         if !pattern::is_pattern(wanted) {
-            return self.file(path).map(|_| path.to_owned()).into_iter().collect();
+            return Some(path).filter(|path| self.exists(path)).map(Path::to_owned).into_iter().collect();
         }
         let entries = self.file(directory).and_then(|directory| fs::read_dir(directory).ok());
         let names =
@@ -222,6 +222,13 @@ impl Node {
         let mut names: Vec<String> = names.filter(|name| matches(wanted, name)).collect();
         names.sort_by_key(|name| (name.len(), name.clone())); // nvidia10 after nvidia9
         names.into_iter().map(|name| directory.join(name)).collect()
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        match self.tree {
+            None => path.exists(),
+            Some(_) => self.file(path).is_some(),
+        }
     }
 
     /// Where a path of the node really is, if it exists.

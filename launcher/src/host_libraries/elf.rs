@@ -38,7 +38,7 @@ pub struct Requirement {
 const PROGRAM_HEADERS: usize = 128;
 const DYNAMIC_LIMIT: usize = 64 << 10;
 const STRINGS_LIMIT: usize = 16 << 20;
-const VERSIONS_LIMIT: usize = 256 << 10;
+const VERSIONS_LIMIT: usize = 16 << 10;
 /// How many entries a table of versions may have.
 const ENTRIES_LIMIT: u64 = 4096;
 

@@ -4,18 +4,28 @@ use std::ffi::OsString;
 
 use mizzen_core::settings::Gpu;
 
-/// Slurm's variables of a step or job that has GPUs, and those of the vendors that it sets in every task.
-const VARIABLES: [&str; 6] = [
+use crate::slurm::conf;
+
+/// Slurm's variables of a step or job that has GPUs, and those of the vendors that it sets in every task. With
+/// `--gpu-bind=none` Slurm 22.05 tells no more than their number. None of them tells which devices the step has: with
+/// `--gpus-per-task` each task is told of its own alone, and where a cgroup hides the others, as number 0. So containers
+/// have all nodes, and whether one can be opened is left to that cgroup.
+const VARIABLES: [&str; 7] = [
     "SLURM_STEP_GPUS",
     "SLURM_JOB_GPUS",
+    "SLURM_GPUS_ON_NODE",
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL",
     "ZE_AFFINITY_MASK",
 ];
 
-/// Decides it, with the reason.
-pub fn wanted(setting: Gpu, environment: &[(OsString, OsString)]) -> (bool, String) {
+/// Decides it, with the reason. `conf` gives slurm.conf, if it can be read.
+pub fn wanted(
+    setting: Gpu,
+    environment: &[(OsString, OsString)],
+    conf: impl FnOnce() -> Option<String>,
+) -> (bool, String) {
     let variable = |name: &str| {
         let found = environment.iter().find(|(known, _)| known == name);
         found.and_then(|(_, value)| value.to_str()).filter(|value| !value.is_empty())
@@ -29,11 +39,23 @@ pub fn wanted(setting: Gpu, environment: &[(OsString, OsString)]) -> (bool, Stri
     if variable("SLURMD_NODENAME").is_none() {
         return (true, "gpu=auto, not in a Slurm job".to_owned());
     }
-    let given = |name: &&&str| variable(name).is_some_and(|value| value != "NoDevFiles" && value != "-1");
+    let given = |name: &&&str| {
+        let none = if **name == "SLURM_GPUS_ON_NODE" { "0" } else { "NoDevFiles" };
+        variable(name).is_some_and(|value| value != none && value != "-1")
+    };
     match VARIABLES.iter().find(given) {
         Some(name) => (true, format!("gpu=auto, {name}={}", variable(name).unwrap_or_default())),
+        None if conf().is_some_and(|conf| !manages_gpus(&conf)) => {
+            (true, "gpu=auto, and Slurm does not manage GPUs here".to_owned())
+        }
         None => (false, "gpu=auto, and Slurm gave no GPU to this step".to_owned()),
     }
+}
+
+/// Whether a slurm.conf, or a file that it includes, may have GPUs as resources. Elsewhere a job has those of its nodes.
+fn manages_gpus(conf: &str) -> bool {
+    let types = conf::value(conf, "GresTypes").unwrap_or_default();
+    conf::includes(conf) || types.split(',').any(|kind| kind.trim() == "gpu")
 }
 
 #[cfg(test)]
@@ -41,10 +63,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_slurm_without_gpus() {
+        assert!(manages_gpus("GresTypes=nic, gpu\n") && manages_gpus("include /etc/slurm/gres.d/x\n"));
+        let step = [("SLURMD_NODENAME".into(), "n1".into())];
+        assert!(wanted(Gpu::Auto, &step, || Some("ClusterName=x\n".to_owned())).0);
+        assert!(!wanted(Gpu::Auto, &step, || Some("GresTypes=gpu\n".to_owned())).0);
+        assert!(!manages_gpus("ClusterName=x\ngrestypes=nic\n") && !manages_gpus(""));
+    }
+
+    #[test]
     fn a_step_without_gpus_gets_none() {
         let decided = |setting, pairs: &[(&str, &str)]| {
             let environment: Vec<_> = pairs.iter().map(|(name, value)| (name.into(), value.into())).collect();
-            wanted(setting, &environment).0
+            wanted(setting, &environment, || None).0
         };
         let step = ("SLURMD_NODENAME", "n1");
         assert!(decided(Gpu::Auto, &[]));
@@ -53,6 +84,8 @@ mod tests {
         assert!(!decided(Gpu::None, &[]));
         assert!(decided(Gpu::Auto, &[step, ("SLURM_STEP_GPUS", "0")]));
         assert!(decided(Gpu::Auto, &[step, ("ROCR_VISIBLE_DEVICES", "1")]));
+        assert!(!decided(Gpu::Auto, &[step, ("SLURM_GPUS_ON_NODE", "0")]));
+        assert!(decided(Gpu::Auto, &[step, ("SLURM_GPUS_ON_NODE", "2")]));
         for value in ["", "NoDevFiles", "-1"] {
             assert!(!decided(Gpu::Auto, &[step, ("CUDA_VISIBLE_DEVICES", value)]), "{value}");
         }

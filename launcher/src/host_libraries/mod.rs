@@ -29,6 +29,7 @@ use crate::host::Host;
 use crate::image::{Metadata, Tree, resolve};
 use crate::options::RunOptions;
 use crate::plan::Mount;
+use crate::slurm::conf;
 use abi::{Decision, Kind};
 use discover::{Found, Node};
 use image_libraries::{CLibrary, ImageLibraries};
@@ -112,7 +113,7 @@ pub fn decide(
     };
     for rule in rules.iter().filter(|rule| node.has(rule)) {
         let (on, why) = match rule.switch {
-            Switch::Gpu => gpus::wanted(options.gpu, &host.environment),
+            Switch::Gpu => gpus::wanted(options.gpu, &host.environment, || conf::read(&host.environment)),
             Switch::Fabric => (true, "default".to_owned()),
         };
         if !on {

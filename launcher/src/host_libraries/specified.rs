@@ -78,6 +78,10 @@ fn given(setting: Gpu, environment: &[(OsString, OsString)]) -> Option<Vec<&str>
         return None;
     }
     let given: Vec<&str> = variable("SLURM_STEP_GPUS").or(variable("SLURM_JOB_GPUS"))?.split(',').collect();
+    // With --gpus-per-task the variable tells each task of its own alone, and the first task makes the container for all.
+    if variable("SLURM_GPUS_ON_NODE").is_some_and(|count| count.parse() != Ok(given.len())) {
+        return None;
+    }
     // Without ConstrainDevices the program's numbers count all GPUs of the node, so it has to see all of them.
     let visible =
         ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"].into_iter().find_map(variable);
@@ -211,6 +215,12 @@ mod tests {
         assert_eq!(
             given(Gpu::Auto, &[node, gpus, ("CUDA_VISIBLE_DEVICES", "MIG-1")]).as_deref(),
             Some("2 3")
+        );
+        assert_eq!(given(Gpu::Auto, &[node, gpus, ("SLURM_GPUS_ON_NODE", "2")]).as_deref(), Some("2 3"));
+        assert_eq!(
+            given(Gpu::Auto, &[node, gpus, ("SLURM_GPUS_ON_NODE", "4")]),
+            None,
+            "another task has two more"
         );
         assert_eq!(number_of(Path::new("/dev/nvidia13")), Some(13));
         assert_eq!(number_of(Path::new("/dev/dri/renderD128")), Some(128));

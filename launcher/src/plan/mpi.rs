@@ -4,13 +4,13 @@
 //! image's library need not have: without this module MPI programs fail, or print a warning for every rank.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::host::Host;
 use crate::image::{Metadata, Tree, resolve};
 use crate::plan::Identity;
+use crate::slurm::conf;
 
 /// What the presence of a PMIx server changes in a container.
 #[derive(Default)]
@@ -67,21 +67,10 @@ fn session_directory(host: &Host) -> Option<PathBuf> {
         |name: &str| host.environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let step = [variable("SLURM_JOB_ID")?, variable("SLURM_STEP_ID")?].map(|part| part.to_string_lossy());
     let name = format!("spmix_appdir_{}_{}", host.uid, step.join("."));
+    let conf = conf::read(&host.environment).unwrap_or_default();
     let places =
-        [variable("SLURM_PMIX_TMPDIR").map(PathBuf::from), configured_directory(variable("SLURM_CONF"))];
+        [variable("SLURM_PMIX_TMPDIR").map(PathBuf::from), conf::value(&conf, "TmpFS").map(PathBuf::from)];
     places.into_iter().flatten().map(|place| place.join(&name)).find(|directory| directory.is_dir())
-}
-
-/// TmpFS of slurm.conf.
-fn configured_directory(named: Option<&OsString>) -> Option<PathBuf> {
-    let usual = ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"].map(PathBuf::from);
-    let files = named.map(PathBuf::from).into_iter().chain(usual);
-    let text = files.into_iter().find_map(|file| fs::read_to_string(file).ok())?;
-    let mut values = text.lines().filter_map(|line| {
-        let (key, value) = line.split_once('=')?;
-        key.trim().eq_ignore_ascii_case("TmpFS").then(|| PathBuf::from(value.trim()))
-    });
-    values.next_back()
 }
 
 /// The MPI and PMIx libraries of an image, by their files' names.

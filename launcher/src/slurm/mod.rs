@@ -25,8 +25,10 @@
 //! | `command` | outside: the helper's child that looks after one real command |
 //! | `wire`    | what they say to each other                                   |
 //! | `inside`  | the environment on its way out, and in again on any node      |
+//! | `conf`    | outside: slurm.conf                                           |
 
 mod command;
+pub mod conf;
 mod host;
 pub mod inside;
 pub mod shim;

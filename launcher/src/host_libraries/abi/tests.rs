@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::host_libraries::discover::FoundSet;
-use crate::host_libraries::elf::{Library, Requirement};
+use crate::host_libraries::elf::Library;
 use crate::host_libraries::rules::Set;
 use crate::image::DirectoryTree;
 use crate::image::testing::Scratch;
@@ -53,7 +53,9 @@ fn old_glibc() -> Library {
 #[test]
 fn a_library_that_needs_a_newer_glibc_is_left_out() {
     let good = library("libgood.so.1", &["libc.so.6:GLIBC_2.31"], &[]);
-    let bad = library("libbad.so.1", &["libc.so.6:GLIBC_2.9", "libc.so.6:GLIBC_2.34"], &[]);
+    let needs =
+        ["libc.so.6:GLIBC_2.9", "libc.so.6:GLIBC_2.33", "libc.so.6:GLIBC_2.36", "libc.so.6:GLIBC_2.34"];
+    let bad = library("libbad.so.1", &needs, &[]);
     let relr = library("librelr.so.1", &["libc.so.6:GLIBC_ABI_DT_RELR"], &[]);
     let found = found(
         vec![
@@ -69,7 +71,7 @@ fn a_library_that_needs_a_newer_glibc_is_left_out() {
     assert_eq!(decided["libgood.so.1.1"], None);
     assert_eq!(decided["libodd.so.1"], Some(Misfit::Foreign));
     let misfit = decided["libbad.so.1"].as_ref().unwrap();
-    assert_eq!(misfit.text(), "it needs GLIBC_2.34, and the image's libc.so.6 has GLIBC_2.31");
+    assert_eq!(misfit.text(), "it needs GLIBC_2.36, and the image's libc.so.6 has up to GLIBC_2.31");
     assert!(misfit.hint().is_some());
     let misfit = decided["librelr.so.1"].as_ref().unwrap();
     assert_eq!(misfit.text(), "it needs GLIBC_ABI_DT_RELR, which the image's libc.so.6 does not have");
@@ -88,7 +90,10 @@ fn what_is_needed_comes_from_the_node_or_the_image() {
     assert!(decided(&both, image).values().all(Option::is_none), "the node's own is there");
     let alone = found(vec![provider.clone()], None, "");
     let misfit = decided(&alone, image)["libprovider.so"].clone().unwrap();
-    assert_eq!(misfit.text(), "it needs CORE_PRIVATE_34, and the image's libcore.so.1 has CORE_PRIVATE_33");
+    assert_eq!(
+        misfit.text(),
+        "it needs CORE_PRIVATE_34, and the image's libcore.so.1 has up to CORE_PRIVATE_33"
+    );
     let misfit = decided(&alone, &[("libc.so.6", &glibc)])["libprovider.so"].clone();
     assert_eq!(misfit, Some(Misfit::Lacks("libcore.so.1".to_owned())));
     // One that is left out takes those along that need it.

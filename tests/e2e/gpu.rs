@@ -1,0 +1,243 @@
+//! GPUs in containers: which devices and libraries of the node a step gets. The driver's libraries are NVIDIA's own, from
+//! Debian; the devices are nodes of other devices, because what matters is who may open them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
+
+use std::path::PathBuf;
+
+use mizzen_tests::check::{assert_failed, assert_out, start_with_busybox};
+use mizzen_tests::images::{ImageTree, mpi, packed_once};
+use mizzen_tests::release::extract_packages;
+use mizzen_tests::{Cluster, Release, Spec, User, target_dir};
+
+/// Three GPUs that open without hardware, and the driver's own device with its real number: no driver answers there.
+const DEVICES: [(&str, u64, u64); 6] = [
+    ("nvidia0", 1, 7),
+    ("nvidia1", 1, 8),
+    ("nvidia2", 1, 5),
+    ("nvidiactl", 195, 255),
+    ("nvidia-uvm", 1, 3),
+    ("nvidia-caps/nvidia-cap1", 1, 3),
+];
+
+/// A cluster with three GPUs on its node, of which a step can open only its own.
+fn spec(name: &str, release: Release) -> Spec {
+    let spec = Spec {
+        release,
+        nodes: 1,
+        cgroup_v1: true,
+        devices: DEVICES.map(|(name, major, minor)| (name.to_owned(), major, minor)).to_vec(),
+        slurm_conf: vec!["GresTypes=gpu".to_owned(), "NodeName=DEFAULT Gres=gpu:3".to_owned()],
+        ..Cluster::spec(&format!("gpu-{name}"))
+    };
+    let cgroup = spec.cgroup_conf_text() + "ConstrainDevices=yes\n";
+    let files = [("gres.conf", "Name=gpu File=/dev/nvidia[0-2]\n".to_owned()), ("cgroup.conf", cgroup)];
+    Spec { slurm_files: files.map(|(name, text)| (name.to_owned(), text)).to_vec(), ..spec }
+}
+
+/// The driver's files, and musl's.
+fn driver() -> PathBuf {
+    let packages = "libcuda1,libnvcuvid1,libnvidia-cfg1,nvidia-smi,musl";
+    extract_packages("bookworm", "nvidia", packages).unwrap()
+}
+
+/// A cluster whose machines have the driver's libraries and programs, with the image /shared/py.sqsh that has none.
+fn with_driver() -> Cluster {
+    let cluster = start_with_busybox(Spec {
+        rootfs: Some(driver()),
+        layers: vec![target_dir().join("stage"), Release::Slurm22_05.rootfs().unwrap()],
+        ..spec("driver", Release::Slurm22_05)
+    });
+    for machine in ["ctl", "node1"] {
+        // What the packages' scripts do, if in a simpler way.
+        let installed = cluster.run_on(
+            machine,
+            User::Root,
+            "echo /usr/lib/x86_64-linux-gnu/nvidia/current > /etc/ld.so.conf.d/nvidia.conf; ldconfig; \
+             ln -s /usr/lib/nvidia/current/nvidia-smi /usr/bin/nvidia-smi",
+        );
+        assert_out(&installed, 0, "");
+    }
+    cluster.share("py.sqsh", &mpi().unwrap()).unwrap();
+    cluster
+}
+
+const PY: &str = "--container=/shared/py.sqsh";
+/// Which GPUs can be opened.
+const OPEN: &str =
+    "sh -c 'for gpu in /dev/nvidia[0-9]; do (: < $gpu) 2>/dev/null && echo ${gpu#/dev/}; done; true'";
+
+/// Whether a GPU is the step's or the task's own, is Slurm's to say.
+fn steps_have_their_gpus(cluster: &Cluster, image: &str) {
+    assert_out(&cluster.run(&format!("srun --gres=gpu:1 --container={image} {OPEN}")), 0, "nvidia0\n");
+    assert_out(
+        &cluster.run(&format!("srun --gres=gpu:2 --container={image} {OPEN}")),
+        0,
+        "nvidia0\nnvidia1\n",
+    );
+    let own =
+        format!("set -o pipefail; srun --quiet -l -n3 --gpus-per-task=1 --container={image} {OPEN} | sort");
+    assert_out(&cluster.run(&own), 0, "0: nvidia0\n1: nvidia1\n2: nvidia2\n");
+    let none = cluster.run(&format!("srun --container={image} sh -c 'ls /dev | grep nvidia'"));
+    assert_out(&none, 1, "");
+}
+
+#[test]
+fn slurm_24_11() {
+    steps_have_their_gpus(&start_with_busybox(spec("24", Release::Slurm24_11)), "/shared/bb.sqsh");
+}
+
+#[test]
+fn slurm_26_05() {
+    steps_have_their_gpus(&start_with_busybox(spec("26", Release::Slurm26_05)), "/shared/bb.sqsh");
+}
+
+#[test]
+fn the_nodes_driver() {
+    let cluster = with_driver();
+    programs_find_the_driver(&cluster);
+    steps_have_their_gpus(&cluster, "/shared/py.sqsh");
+    options_choose(&cluster);
+    batch_scripts_have_both(&cluster);
+    what_is_decided_is_true(&cluster);
+    other_c_libraries_get_nothing(&cluster);
+    what_was_found_is_shown(&cluster);
+    other_versions_are_left_out(&cluster);
+    bad_rules_are_refused(&cluster);
+}
+
+fn programs_find_the_driver(cluster: &Cluster) {
+    let step = |program: &str| cluster.run(&format!("srun --quiet --gres=gpu:1 {PY} {program}"));
+    let smi = step("nvidia-smi");
+    assert!(
+        smi.stdout.starts_with("NVIDIA-SMI has failed because it couldn't communicate with"),
+        "{}",
+        smi.text()
+    );
+    let load = "import ctypes; cuda = ctypes.CDLL(\"libcuda.so.1\"); ctypes.CDLL(\"libcuda.so\"); print(cuda.cuInit(0))";
+    // 100 is CUDA_ERROR_NO_DEVICE.
+    assert_out(&step(&format!("python3 -c '{load}'")), 0, "100\n");
+    // All tasks, not only the one that made the container; and whatever the user says about the image's libraries.
+    let all = format!(
+        "srun --quiet -n2 --gres=gpu:1 --container-env=LD_LIBRARY_PATH=/opt/x {PY} printenv LD_LIBRARY_PATH"
+    );
+    assert_out(&cluster.run(&all), 0, &"/.mizzen/host/lib:/opt/x\n".repeat(2));
+    // Nothing of the image is covered.
+    let mounts = step("grep -E ' /(usr|lib|bin|etc)' /proc/self/mounts");
+    assert!(mounts.stdout.lines().all(|line| line.contains(" /etc/")), "{}", mounts.text());
+    let devices = step("sh -c 'cd /dev; echo nvidia*'").stdout;
+    assert_eq!(devices, "nvidia-caps nvidia-uvm nvidia0 nvidia1 nvidia2 nvidiactl\n");
+}
+
+fn options_choose(cluster: &Cluster) {
+    let count = "sh -c 'ls /dev | grep -c nvidia; ls /.mizzen/host/lib 2>/dev/null | grep -c libcuda.so'";
+    let step = |options: &str| cluster.run(&format!("srun --quiet {options} {PY} {count}")).stdout;
+    assert_eq!(step("--gres=gpu:1 --container-gpu=none"), "0\n0\n");
+    assert_eq!(step("--container-gpu=all"), "6\n3\n");
+    let run = |options: &str| cluster.run(&format!("{options} /shared/py.sqsh {count}")).stdout;
+    assert_eq!(run("mizzen run"), "6\n3\n");
+    assert_eq!(run("mizzen run --gpu=none"), "0\n0\n");
+    assert_eq!(run("MIZZEN_CONTAINER_GPU=none srun --quiet --gres=gpu:1 --container"), "0\n0\n");
+    assert_eq!(run("NVIDIA_DRIVER_CAPABILITIES=utility mizzen run"), "6\n0\n");
+    let wrong = cluster.run(&format!("srun {PY} --container-gpu=two true"));
+    assert_failed(&wrong, 1, "--container-gpu: \"two\" is not auto, all or none");
+}
+
+/// The node's libraries and Slurm's commands are neighbours inside.
+fn batch_scripts_have_both(cluster: &Cluster) {
+    let job = cluster.run(&format!(
+        "printf '#!/bin/sh\\nls /.mizzen/host/bin; which srun; srun printenv LD_LIBRARY_PATH\\n' > job; \
+         sbatch -W --quiet -o out --gres=gpu:1 {PY} job; cat out"
+    ));
+    assert_out(&job, 0, "nvidia-smi\n/.mizzen/bin/srun\n/.mizzen/host/lib\n");
+}
+
+/// Every library of the node, in an image with an older C library: what is given can be loaded, what is left out cannot.
+fn what_is_decided_is_true(cluster: &Cluster) {
+    cluster.share("old.sqsh", &packed_once(&Release::Slurm20_11.rootfs().unwrap()).unwrap()).unwrap();
+    let rule =
+        "switch = \"fabric\"\nwhen = [\"/usr\"]\n[[set]]\nname = \"all\"\noptional = [\"lib*.so.*\"]\n";
+    cluster.write_everywhere("/etc/mizzen/host.d/everything.toml", rule).unwrap();
+    cluster.share("load.py", include_str!("gpu/load.py").as_bytes()).unwrap();
+    let loaded = cluster.run(
+        "mizzen plan --json /shared/old.sqsh true > plan.json && \
+         mizzen run -m /usr/lib/x86_64-linux-gnu:/node -m /shared/load.py /shared/old.sqsh python3 /shared/load.py",
+    );
+    cluster.run_as_root("rm /etc/mizzen/host.d/everything.toml");
+    let (given, left_out) = loaded.stdout.trim().split_once(" given, ").unwrap_or_default();
+    let numbers = [given, left_out.trim_end_matches(" left out")].map(|number| number.parse::<u32>());
+    assert!(
+        numbers.iter().all(|number| number.as_ref().is_ok_and(|number| *number > 20)),
+        "{}",
+        loaded.text()
+    );
+}
+
+fn other_c_libraries_get_nothing(cluster: &Cluster) {
+    let tree = ImageTree::busybox().unwrap();
+    std::fs::create_dir(tree.path("lib")).unwrap();
+    let musl = driver().join("lib/x86_64-linux-musl/libc.so");
+    std::fs::copy(musl, tree.path("lib/ld-musl-x86_64.so.1")).unwrap();
+    cluster.share("musl.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    for (image, c_library) in [("musl.sqsh", "musl"), ("bb.sqsh", "no C library of its own")] {
+        let step = format!("srun --quiet -n2 --gres=gpu:1 --container=/shared/{image} ls /.mizzen");
+        let note = format!("note: node1: the image has {c_library}: the node's nvidia libraries need glibc");
+        assert_failed(&cluster.run(&step), 1, &note);
+    }
+}
+
+fn what_was_found_is_shown(cluster: &Cluster) {
+    let doctor = cluster.run("mizzen doctor --gpu --fabric");
+    for line in [
+        "amd                                not on this node: no /dev/kfd",
+        "  /dev/nvidia-caps                 devices",
+        "  libcuda.so.1                     compute: /usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.",
+        "  nvidia-smi                       utility: /usr/lib/nvidia/current/nvidia-smi",
+    ] {
+        assert!(doctor.stdout.contains(line), "{line}\n{}", doctor.text());
+    }
+    let plan = cluster.run("mizzen plan /shared/old.sqsh true | grep ^node").stdout;
+    for part in [
+        "/dev/nvidia2 ",
+        "libnvidia-ml.so.535.",
+        "left out: it needs libcrypto.so.3, which is left out",
+        "left out: it needs GLIBC_2.34, and the image's libc.so.6 has up to GLIBC_2.30",
+    ] {
+        assert!(plan.contains(part), "{part}\n{plan}");
+    }
+}
+
+fn other_versions_are_left_out(cluster: &Cluster) {
+    let say = |version: &str| {
+        let rule = "s|^version_files.*|version_files = [\"/etc/driver-version\"]|";
+        cluster.run_as_root(&format!(
+            "echo '{version}' > /etc/driver-version; sed -i '{rule}' /etc/mizzen/host.d/nvidia.toml"
+        ));
+        cluster.run("mizzen run /shared/py.sqsh ls /.mizzen/host/lib")
+    };
+    let real = cluster.run("ls /usr/lib/x86_64-linux-gnu/nvidia/current").stdout;
+    let real = real.lines().find_map(|name| name.strip_prefix("libcuda.so.5")).unwrap();
+    let right = say(&format!("NVRM version: NVIDIA UNIX Kernel Module  5{real}  Release Build"));
+    assert!(right.stdout.contains("libcuda.so.1\n") && right.stderr.is_empty(), "{}", right.text());
+    let note =
+        format!("libcuda.so.5{real} is left out: its version is 5{real}, and the kernel's driver has 999.1");
+    let wrong = say("999.1");
+    assert_failed(&wrong, 2, &note);
+}
+
+fn bad_rules_are_refused(cluster: &Cluster) {
+    let run = |change: &str| {
+        cluster.run_as_root(change);
+        cluster.run("mizzen run /shared/bb.sqsh true")
+    };
+    let site = "/etc/mizzen/host.d/site.toml";
+    let bad = run(&format!("echo 'switch = \"gpu\"\nwhere = []' > {site}"));
+    assert_failed(&bad, 125, &format!("{site}:2: unknown field `where`"));
+    let rule = "printf 'switch = \"gpu\"\\nwhen = [\"/x\"]\\n'";
+    assert_failed(
+        &run(&format!("{rule} > {site}; chmod 666 {site}")),
+        125,
+        &format!("{site} is writable by others"),
+    );
+    assert_out(&run(&format!("chmod 644 {site}")), 0, "");
+}
