@@ -134,10 +134,16 @@ pub fn decide(
             continue;
         }
         if let Some(kind) = rule.cdi.as_deref().filter(|kind| specs.has_kind(kind)) {
-            let gpus = node.gpus(rule);
-            devices.extend(specified::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
+            // Who names some of them means just those.
+            if devices.iter().all(|device| device.kind != *kind) {
+                let gpus = node.gpus(rule);
+                devices.extend(specified::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
+            }
             given.findings.push((rule.name.clone(), format!("{why}; by CDI specification")));
             continue;
+        }
+        if let Some(failure) = rule.cdi.as_ref().and_then(|_| specs.broken().first()) {
+            given.notes.push(format!("a CDI specification of this node is not used: {failure}"));
         }
         let (sets, why) = match rule.switch {
             Switch::Fabric => match fabric::images_own(options.fabric, rule, &node, tree) {
