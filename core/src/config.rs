@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::Failure;
 use crate::failure::{cause, quote};
 use crate::options::{MountOption, MountSource};
-use crate::settings::{Gpu, Key, Settings, Writable};
+use crate::settings::{Fabric, Gpu, Key, Mpi, Settings, Writable};
 use crate::staging::{Amount, Policy};
 
 /// Where the file is unless plugstack.conf says `config=PATH`.
@@ -58,6 +58,10 @@ pub struct Config {
     pub stage_keep_free: String,
     /// Which of the node's GPUs containers have.
     pub gpu: Gpu,
+    /// Whose MPI library programs get.
+    pub mpi: Mpi,
+    /// Whose libraries for the node's fabric programs get.
+    pub fabric: Fabric,
     /// Types of file systems that count as network file systems beside those that are known.
     pub network_file_systems: Vec<String>,
 }
@@ -81,6 +85,8 @@ impl Default for Config {
             stage_max_size: "50%".to_owned(),
             stage_keep_free: "10%".to_owned(),
             gpu: Gpu::Auto,
+            mpi: Mpi::Image,
+            fabric: Fabric::Auto,
             network_file_systems: Vec::new(),
         }
     }
@@ -156,6 +162,7 @@ impl Config {
             script: Some(self.script),
             stage: Some(self.stage),
             gpu: Some(self.gpu),
+            mpi: Some(self.mpi),
             ..Settings::default()
         };
         for (key, name, values) in [

@@ -38,6 +38,8 @@ pub struct Settings {
     pub stage: Option<Policy>,
     /// Which of the node's GPUs the container has.
     pub gpu: Option<Gpu>,
+    /// Whose MPI library programs get.
+    pub mpi: Option<Mpi>,
     /// Whether the user is told how long each part of the start took.
     pub verbose: Option<bool>,
 }
@@ -85,6 +87,45 @@ impl Gpu {
     }
 }
 
+/// Whose MPI library the programs in a container get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mpi {
+    /// The image's.
+    #[default]
+    Image,
+    /// The node's, of the same ABI.
+    Host,
+}
+
+impl Mpi {
+    /// As users and mizzen.toml write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mpi::Image => "image",
+            Mpi::Host => "host",
+        }
+    }
+
+    fn parse(value: &[u8]) -> Result<Mpi, Failure> {
+        let found = [Mpi::Image, Mpi::Host].into_iter().find(|mpi| mpi.name().as_bytes() == value);
+        found.ok_or_else(|| Failure::new(format!("\"{}\" is neither image nor host", quote(value))))
+    }
+}
+
+/// Whose libraries for the node's fabric the programs in a container get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fabric {
+    /// The node's, if the image has none for the node's adapters.
+    #[default]
+    Auto,
+    /// The node's.
+    Host,
+    /// The image's.
+    Image,
+}
+
 /// One of the settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // as the fields of `Settings`
@@ -100,12 +141,13 @@ pub enum Key {
     Script,
     Stage,
     Gpu,
+    Mpi,
     Verbose,
 }
 
 impl Key {
     /// All of them.
-    pub const ALL: [Key; 12] = [
+    pub const ALL: [Key; 13] = [
         Key::Mounts,
         Key::Env,
         Key::Device,
@@ -117,6 +159,7 @@ impl Key {
         Key::Script,
         Key::Stage,
         Key::Gpu,
+        Key::Mpi,
         Key::Verbose,
     ];
 
@@ -134,6 +177,7 @@ impl Key {
             Key::Script => "script",
             Key::Stage => "stage",
             Key::Gpu => "gpu",
+            Key::Mpi => "mpi",
             Key::Verbose => "verbose",
         }
     }
@@ -160,6 +204,7 @@ impl Settings {
             Key::Script => self.script = Some(parse_bool(value)?),
             Key::Stage => self.stage = Some(Policy::parse(value)?),
             Key::Gpu => self.gpu = Some(Gpu::parse(value)?),
+            Key::Mpi => self.mpi = Some(Mpi::parse(value)?),
             Key::Verbose => self.verbose = Some(parse_bool(value)?),
         }
         Ok(())
@@ -179,6 +224,7 @@ impl Settings {
             script: self.script.or(lower.script),
             stage: self.stage.or(lower.stage),
             gpu: self.gpu.or(lower.gpu),
+            mpi: self.mpi.or(lower.mpi),
             verbose: self.verbose.or(lower.verbose),
         }
     }
@@ -210,6 +256,7 @@ impl Settings {
             Key::Script => bool(self.script),
             Key::Stage => self.stage.map(|policy| policy.name().as_bytes().to_vec()),
             Key::Gpu => self.gpu.map(|gpu| gpu.name().as_bytes().to_vec()),
+            Key::Mpi => self.mpi.map(|mpi| mpi.name().as_bytes().to_vec()),
             Key::Verbose => bool(self.verbose),
         }
     }
@@ -267,6 +314,7 @@ mod tests {
             (Key::Script, "no"),
             (Key::Stage, "always"),
             (Key::Gpu, "none"),
+            (Key::Mpi, "host"),
             (Key::Verbose, "yes"),
         ])
         .absolute(Path::new("/here"));
@@ -297,6 +345,7 @@ mod tests {
             (Key::Env, "A,=b", "\"=b\": the name is empty"),
             (Key::Device, "gpu", "\"gpu\" is not the name of a device"),
             (Key::Stage, "often", "\"often\" is not auto, always, never or bcast"),
+            (Key::Mpi, "mine", "\"mine\" is neither image nor host"),
             (Key::Gpu, "0,1", "\"0,1\" is not auto, all or none"),
         ] {
             assert_eq!(Settings::default().set(key, value.as_bytes()).unwrap_err().message, message);

@@ -48,7 +48,7 @@ const NO: Option<&str> = Some("no");
 
 /// Every option; Slurm gives its index back.
 #[rustfmt::skip] // a table
-pub const ALL: [OptionSpec; 21] = [
+pub const ALL: [OptionSpec; 22] = [
     option(c"container-image", Required(c"IMAGE"), Image,
         c"[mizzen] run in the container IMAGE; the same as --container"),
     option(CONTAINER, Required(c"IMAGE"), Image,
@@ -87,6 +87,8 @@ pub const ALL: [OptionSpec; 21] = [
         c"[mizzen] copy the image to the node first: from network file systems, always, never; bcast: srun sends it"),
     option(c"container-gpu", Required(c"auto|all|none"), Setting(Key::Gpu, None),
         c"[mizzen] have the step's GPUs with the node's driver libraries, all of the node's, none"),
+    option(c"container-mpi", Required(c"image|host"), Setting(Key::Mpi, None),
+        c"[mizzen] use the image's MPI library, or the node's of the same ABI in its place"),
     option(c"container-verbose", No, Setting(Key::Verbose, YES),
         c"[mizzen] tell how long each part of the start took"),
     option(c"container-name", Required(c"NAME"), Missing,

@@ -181,6 +181,9 @@ pub struct ContainerArgs {
     /// Have the node's GPUs with its driver's libraries: auto (in a Slurm job those of the step, else all), all, none
     #[arg(long, value_name = "WHICH")]
     gpu: Option<String>,
+    /// Use the image's MPI library, or the node's of the same ABI in its place: image, host
+    #[arg(long, value_name = "WHOSE")]
+    mpi: Option<String>,
     /// Tell how long each part of the start took
     #[arg(long, short = 'v')]
     verbose: bool,
@@ -222,6 +225,9 @@ impl ContainerArgs {
                 return Err(Failure::new("--stage: bcast is for the steps of a Slurm job")
                     .hint("srun --container-stage=bcast sends the image to the nodes of its step"));
             }
+        }
+        if let Some(whose) = &self.mpi {
+            set(&mut settings, Key::Mpi, whose.as_ref(), "--mpi")?;
         }
         if let Some(which) = &self.gpu {
             set(&mut settings, Key::Gpu, which.as_ref(), "--gpu")?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
-use mizzen_core::settings::{Gpu, Settings, Writable};
+use mizzen_core::settings::{Fabric, Gpu, Mpi, Settings, Writable};
 use mizzen_core::{Config, Failure};
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +49,10 @@ pub struct RunOptions {
     pub staging: Staging,
     /// Which of the node's GPUs it has.
     pub gpu: Gpu,
+    /// Who wants the node's MPI library in place of the image's, if anybody.
+    pub host_mpi: Option<Origin>,
+    /// Whose libraries for the node's fabric it has.
+    pub fabric: Fabric,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
 }
@@ -94,6 +98,15 @@ impl Origin {
         }
     }
 
+    /// The name of its wish for the node's MPI.
+    pub fn mpi(self) -> &'static str {
+        match self {
+            Origin::Site => "mizzen.toml: mpi",
+            Origin::Option => "--mpi",
+            Origin::StepOption => "--container-mpi",
+        }
+    }
+
     /// The name of the devices that it wants.
     pub fn devices(self) -> &'static str {
         match self {
@@ -132,6 +145,11 @@ impl RunOptions {
             environment.chain(user.environment.iter().map(|variable| (variable.clone(), origin))).collect();
         let devices = site.devices.iter().map(|device| (device.clone(), Origin::Site));
         let devices = devices.chain(user.devices.iter().map(|device| (device.clone(), origin))).collect();
+        let host_mpi = match (user.mpi, site.mpi) {
+            (Some(Mpi::Host), _) => Some(origin),
+            (None, Some(Mpi::Host)) => Some(Origin::Site),
+            _ => None,
+        };
         let settings = user.or(site);
         Ok(RunOptions {
             image,
@@ -147,6 +165,8 @@ impl RunOptions {
             entrypoint: settings.entrypoint == Some(true),
             verbose: settings.verbose == Some(true),
             gpu: settings.gpu.unwrap_or_default(),
+            host_mpi,
+            fabric: config.fabric,
             staging: Staging::new(settings.stage.unwrap_or_default(), config)?,
             ..RunOptions::default()
         })

@@ -123,6 +123,19 @@ impl Node {
         rule.gpus.iter().flat_map(|pattern| self.paths(pattern)).collect()
     }
 
+    /// Where a directory of the node really is, if it exists.
+    pub fn directory(&self, path: &str) -> Option<PathBuf> {
+        self.file(Path::new(&for_this_machine(path))).filter(|directory| directory.is_dir())
+    }
+
+    /// The kernel drivers of the node's RDMA adapters.
+    pub fn adapter_drivers(&self) -> Vec<String> {
+        let adapters = self.directory("/sys/class/infiniband").and_then(|class| fs::read_dir(class).ok());
+        let driver = |adapter: fs::DirEntry| fs::read_link(adapter.path().join("device/driver")).ok();
+        let drivers = adapters.into_iter().flatten().flatten().filter_map(driver);
+        drivers.filter_map(|driver| Some(driver.file_name()?.to_str()?.to_owned())).collect()
+    }
+
     fn find_set(&self, set: &Set, directories: &[String]) -> FoundSet {
         let mut found = FoundSet::of(set.clone());
         for wanted in set.libraries.iter().chain(&set.optional) {

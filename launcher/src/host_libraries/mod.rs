@@ -9,12 +9,14 @@
 mod abi;
 mod discover;
 mod elf;
+mod fabric;
 mod gpus;
 mod image_libraries;
 mod ld_cache;
 mod pattern;
 mod rules;
 mod show;
+mod site_mpi;
 mod specified;
 
 use std::cell::LazyCell;
@@ -115,18 +117,45 @@ pub fn decide(
         let (on, why) = match rule.switch {
             Switch::Gpu => gpus::wanted(options.gpu, &host.environment, || conf::read(&host.environment)),
             Switch::Fabric => (true, "default".to_owned()),
+            Switch::Mpi => {
+                if let Some(origin) = options.host_mpi {
+                    given.replace_mpi(
+                        rule,
+                        origin,
+                        &node,
+                        &ImageLibraries::of(tree, &metadata.environment),
+                    )?;
+                }
+                continue;
+            }
         };
         if !on {
             given.findings.push((format!("{}: nothing", rule.name), why));
             continue;
         }
         if let Some(kind) = rule.cdi.as_deref().filter(|kind| specs.has_kind(kind)) {
-            let gpus = node.gpus(rule);
-            devices.extend(specified::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
+            // Who names some of them means just those.
+            if devices.iter().all(|device| device.kind != *kind) {
+                let gpus = node.gpus(rule);
+                devices.extend(specified::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
+            }
             given.findings.push((rule.name.clone(), format!("{why}; by CDI specification")));
             continue;
         }
-        let found = node.find(rule, &rule.chosen(variable));
+        if let Some(failure) = rule.cdi.as_ref().and_then(|_| specs.broken().first()) {
+            given.notes.push(format!("a CDI specification of this node is not used: {failure}"));
+        }
+        let (sets, why) = match rule.switch {
+            Switch::Fabric => match fabric::images_own(options.fabric, rule, &node, tree) {
+                Some(why) => (Vec::new(), why),
+                None => (rule.chosen(variable), why),
+            },
+            Switch::Gpu | Switch::Mpi => (rule.chosen(variable), why),
+        };
+        if rule.switch == Switch::Fabric {
+            given.notes.extend(fabric::locked_memory());
+        }
+        let found = node.find(rule, &sets);
         given.add(rule, &found, &why, &node, tree, metadata);
     }
     let edits =
@@ -169,11 +198,7 @@ impl HostLibraries {
             if !taken {
                 continue;
             }
-            let lib = format!("{DIRECTORY}/lib");
-            let variables = found.set.environment.iter();
-            self.variables
-                .set
-                .extend(variables.map(|(name, value)| (name.clone(), value.replace("{lib}", &lib))));
+            self.add_beside(&found.set, node);
             for file in &found.files {
                 self.add_file(rule, &found.set.name, file, tree);
             }

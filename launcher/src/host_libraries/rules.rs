@@ -15,9 +15,12 @@ use super::pattern;
 pub const DIRECTORY: &str = "/etc/mizzen/host.d";
 
 /// The rules that hold where the directory does not exist: those that are installed there.
-const SHIPPED: [(&str, &str); 3] = [
+const SHIPPED: [(&str, &str); 6] = [
     ("amd", include_str!("../../../conf/host.d/amd.toml")),
+    ("infiniband", include_str!("../../../conf/host.d/infiniband.toml")),
     ("intel", include_str!("../../../conf/host.d/intel.toml")),
+    ("libfabric", include_str!("../../../conf/host.d/libfabric.toml")),
+    ("mpi", include_str!("../../../conf/host.d/mpi.toml")),
     ("nvidia", include_str!("../../../conf/host.d/nvidia.toml")),
 ];
 
@@ -53,6 +56,9 @@ pub struct Rule {
     /// The names of the sets that hold if the variable is not set; all without this key.
     #[serde(default)]
     pub choice: Option<Vec<String>>,
+    /// Kernel drivers of a fabric's adapters, and the libraries by which an image serves them itself; patterns.
+    #[serde(default)]
+    pub providers: BTreeMap<String, String>,
     /// The sets.
     #[serde(default, rename = "set")]
     pub sets: Vec<Set>,
@@ -64,8 +70,10 @@ pub struct Rule {
 pub enum Switch {
     /// `--container-gpu`.
     Gpu,
-    /// Nothing: it holds on every node that has the devices.
+    /// The key `fabric` of mizzen.toml; devices are given in any case.
     Fabric,
+    /// `--container-mpi`.
+    Mpi,
 }
 
 /// Files that serve one purpose.
@@ -80,6 +88,12 @@ pub struct Set {
     /// The same, for those that nobody misses.
     #[serde(default)]
     pub optional: Vec<String>,
+    /// Rows of names of libraries that are the same to programs: any of the node's serves for all names of its row.
+    #[serde(default)]
+    pub same: Vec<Vec<String>>,
+    /// Directories that lie beside the libraries inside, by the names that they have there.
+    #[serde(default)]
+    pub beside: BTreeMap<String, String>,
     /// Further names of libraries.
     #[serde(default)]
     pub links: BTreeMap<String, String>,
@@ -92,7 +106,8 @@ pub struct Set {
     /// Whether the libraries fit only each other: all of them, or none.
     #[serde(default)]
     pub matched: bool,
-    /// Variables, with `{lib}` for the directory of the libraries inside.
+    /// Variables, with `{lib}` for the directory of the libraries inside, and `{verbs_drivers}` for the providers of
+    /// libibverbs there.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
 }
@@ -121,10 +136,13 @@ impl Rule {
         }
         let paths = self.when.iter().chain(&self.version_files).map(|path| path.to_string_lossy());
         let patterns = self.gpus.iter().chain(&self.devices).chain(&self.directories);
-        let files = self.sets.iter().flat_map(|set| &set.files);
+        let files = self.sets.iter().flat_map(|set| set.files.iter().chain(set.beside.values()));
         let mut absolute =
             paths.chain(patterns.chain(files).map(|pattern| pattern.as_str().into())).collect::<Vec<_>>();
-        let libraries = self.sets.iter().flat_map(|set| set.libraries.iter().chain(&set.optional));
+        let libraries = self
+            .sets
+            .iter()
+            .flat_map(|set| set.libraries.iter().chain(&set.optional).chain(set.same.iter().flatten()));
         absolute.extend(libraries.clone().filter(|name| name.contains('/')).map(|path| path.as_str().into()));
         if let Some(path) = absolute.iter().find(|path| !path.starts_with('/')) {
             return Err(Failure::new(format!("\"{path}\" is not absolute")));
@@ -234,9 +252,9 @@ mod tests {
         let rules = load(Path::new("/no/such/directory")).unwrap();
         assert_eq!(
             rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>(),
-            ["amd", "intel", "nvidia"]
+            ["amd", "infiniband", "intel", "libfabric", "mpi", "nvidia"]
         );
-        let nvidia = &rules[2];
+        let nvidia = &rules[5];
         assert_eq!(chosen(nvidia, None), ["compute", "utility", "video"]);
         assert_eq!(chosen(nvidia, Some("")), ["compute", "utility", "video"]);
         assert_eq!(chosen(nvidia, Some("utility,display")), ["utility"]);

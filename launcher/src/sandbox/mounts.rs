@@ -54,7 +54,8 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
             }
             What::HostFiles { files, .. } => {
                 let open = |file: &HostFile| {
-                    Ok((file.source.clone(), open_source(&file.source, mount)?, Shape::File))
+                    let shape = if file.source.is_dir() { Shape::Directory } else { Shape::File };
+                    Ok((file.source.clone(), open_source(&file.source, mount)?, shape))
                 };
                 Ok(OpenSource::Many(files.iter().map(open).collect::<Result<_, Failure>>()?))
             }
