@@ -71,12 +71,12 @@ pub fn start(client: &Client) -> Result<OwnedFd, Failure> {
 }
 
 /// Waits for a child of ours. Slurm collects children too, and may have been faster.
-fn reap(child: Pid) {
+pub fn reap(child: Pid) {
     while nix::sys::wait::waitpid(child, None) == Err(Errno::EINTR) {}
 }
 
 /// Keeps nothing of slurmstepd's: no descriptor but this one, no terminal, no directory.
-fn leave_everything_but(socket: &OwnedFd) {
+pub fn leave_everything_but(socket: &OwnedFd) {
     let _ = setsid();
     let _ = nix::unistd::chdir("/");
     // The user must not be able to look into a process of root's, whatever namespace it enters.
