@@ -19,6 +19,7 @@ use mizzen_core::kernel_mount::SourceFile;
 use mizzen_core::{Config, Failure};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_name;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::sys::wait::waitpid;
@@ -69,6 +70,7 @@ pub fn run() -> ExitCode {
         report(&Failure::new(format!("{NAME} is started by Slurm's plugin, as root")));
         return ExitCode::from(125);
     };
+    let _ = set_name(c"mizzen-keeper");
     let config = words.get(2).map_or(Source::Default, |path| Source::Named(path.into()));
     // Whatever goes wrong here, the launcher sees the end of its socket; it has read the same configuration.
     if let (Ok(socket), Ok(config)) = (sys::own_inherited(socket), Config::load(&config))

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use mizzen_core::failure::cause;
-use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
+use nix::sys::prctl::{set_name, set_no_new_privs, set_pdeathsig};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chroot, fchdir, getppid};
 
@@ -46,6 +46,7 @@ pub fn run(keeper: Pid, socket: &OwnedFd, cache: &Cache, order: &Order, staging:
 
 /// Leaves root's powers behind. With no_new_privs no program could bring them back, and there is none to be seen.
 fn confine(keeper: Pid, cache: &Cache) -> std::io::Result<()> {
+    set_name(c"mizzen-store")?;
     set_pdeathsig(Signal::SIGKILL)?;
     if getppid() != keeper {
         return Err(std::io::ErrorKind::BrokenPipe.into());
