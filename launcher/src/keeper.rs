@@ -122,8 +122,7 @@ fn answer(socket: &OwnedFd, user: u32, config: &Config, mounts: bool, source: Ow
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let order = store::Order { path: &file.path, file: &source, boot: boot.trim(), user };
-    let Some((copy, ready)) = stage(socket, &cache, &order, &staging)? else { return Some(()) };
-    ready.send(socket, Some(&copy)).ok()?;
+    let Some(copy) = stage(socket, &cache, &order, &staging)? else { return Some(()) };
     if !mounts || refusal.is_some() {
         return Some(());
     }
@@ -172,52 +171,35 @@ fn check_mount(id: &str, mounts: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Has the storekeeper find or make the copy, and passes on what it says. None if the launcher has ended; the inner
-/// None if there is no copy, which the launcher has been told.
-fn stage(
-    launcher: &OwnedFd,
-    cache: &Cache,
-    order: &store::Order,
-    staging: &Staging,
-) -> Option<Option<(File, Word)>> {
-    let no_copy = |why: String| Word::NoCopy(why).send(launcher, None).ok().map(|()| None);
+/// Has the storekeeper find or make the copy, which tells the launcher itself how that goes, and gives it the copy. None if
+/// the launcher has ended; the inner None if there is no copy.
+fn stage(launcher: &OwnedFd, cache: &Cache, order: &store::Order, staging: &Staging) -> Option<Option<File>> {
+    let no_copy = |why: &str| Word::NoCopy(why.to_owned()).send(launcher, None).ok().map(|()| None);
     let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
-    let (ours, theirs) = match pair {
-        Ok(pair) => pair,
-        Err(errno) => return no_copy(format!("cannot make a socket: {}", errno.desc())),
-    };
+    let Ok((ours, theirs)) = pair else { return no_copy("cannot make a socket") };
     let keeper = getpid();
-    let storekeeper = match sys::spawn_child(|| store::run(keeper, &theirs, cache, order, staging)) {
-        Ok(child) => child,
-        Err(error) => return no_copy(format!("cannot fork: {}", cause(&error))),
+    let Ok(storekeeper) = sys::spawn_child(|| store::run(keeper, [launcher, &theirs], cache, order, staging))
+    else {
+        return no_copy("cannot fork");
     };
     drop(theirs);
-    let outcome = loop {
-        let mut sources =
-            [PollFd::new(ours.as_fd(), PollFlags::POLLIN), PollFd::new(launcher.as_fd(), PollFlags::empty())];
-        let polled = poll(&mut sources, PollTimeout::NONE);
-        let [said, gone] = sources.map(|source| source.revents().is_some_and(|events| !events.is_empty()));
-        if polled.is_ok() && gone {
-            break None;
-        }
-        if !said {
-            continue;
-        }
-        match Word::receive(&ours) {
-            Ok(Some((ready @ Word::Ready(..), Some(copy)))) => break Some(Some((copy.into(), ready))),
-            Ok(Some((word @ (Word::Copied(..) | Word::Note(_)), _))) => {
-                if word.send(launcher, None).is_err() {
-                    break None;
-                }
-            }
-            Ok(Some((word, _))) => break word.send(launcher, None).ok().map(|()| None),
-            Ok(None) | Err(_) => break no_copy("the process that copies it has ended".to_owned()),
+    let gone = loop {
+        let launchers_end = PollFd::new(launcher.as_fd(), PollFlags::empty());
+        let mut ends = [PollFd::new(ours.as_fd(), PollFlags::POLLIN), launchers_end];
+        if poll(&mut ends, PollTimeout::NONE).is_ok() {
+            break ends[1].any() == Some(true) && ends[0].any() != Some(true);
         }
     };
+    let said = if gone { None } else { receive_bytes(&ours).ok() };
     // It has nothing more to say. One that waits for its file system ends by this.
     let _ = kill(storekeeper, Signal::SIGKILL);
     let _ = waitpid(storekeeper, None);
-    outcome
+    match said {
+        None => None,
+        Some((_, Some(copy))) => Some(Some(copy.into())),
+        Some((text, None)) if text.is_empty() => no_copy("the process that copies it has ended"),
+        Some(_) => Some(None),
+    }
 }
 
 /// Mounts a copy where the launcher, which is in the same mount namespace, finds it. The namespace belongs to root, so

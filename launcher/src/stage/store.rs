@@ -31,15 +31,22 @@ pub struct Order<'a> {
     pub user: u32,
 }
 
-/// Finds or makes the copy, and says so. The process is the storekeeper's own, and ends with `keeper`.
-pub fn run(keeper: Pid, socket: &OwnedFd, cache: &Cache, order: &Order, staging: &Staging) -> i32 {
-    let word = match confine(keeper, cache) {
+/// Finds or makes the copy, and gives it to the launcher, then to the keeper; or says to both why not. The process is the
+/// storekeeper's own, and ends with the keeper's.
+pub fn run(
+    keeper: Pid,
+    [launcher, keepers]: [&OwnedFd; 2],
+    cache: &Cache,
+    order: &Order,
+    staging: &Staging,
+) -> i32 {
+    let made = match confine(keeper, cache) {
         Err(error) => Err(Word::NoCopy(format!("cannot give up root's powers: {}", cause(&error)))),
-        Ok(()) => copy(socket, cache, order, staging),
+        Ok(()) => copy(launcher, cache, order, staging),
     };
-    let said = match word {
-        Ok((file, word)) => word.send(socket, Some(&file)),
-        Err(word) => word.send(socket, None),
+    let said = match made {
+        Ok((file, word)) => word.send(launcher, Some(&file)).and_then(|()| word.send(keepers, Some(&file))),
+        Err(word) => word.send(launcher, None).and_then(|()| word.send(keepers, None)),
     };
     i32::from(said.is_err())
 }
@@ -71,7 +78,7 @@ fn copy(socket: &OwnedFd, cache: &Cache, order: &Order, staging: &Staging) -> Re
     }
 }
 
-/// To the user, through the keeper.
+/// To the user.
 struct Line<'a> {
     socket: &'a OwnedFd,
     last: Instant,
