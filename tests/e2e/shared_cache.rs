@@ -39,6 +39,13 @@ fn assert_sound(cluster: &Cluster, what: &str, copies: usize) {
     assert_eq!(found.stdout, "400 0 good\n".repeat(copies), "{what}: {}", found.text());
 }
 
+/// Root's processes have ended with the steps.
+#[track_caller]
+fn assert_nobody_left(cluster: &Cluster, what: &str) {
+    let script = "for i in $(seq 50); do left=$(pgrep -la 'mizzen-(keeper|store)'); [ -z \"$left\" ] && exit; sleep 0.1; done; echo \"$left\"";
+    assert_eq!(on_node(cluster, script).stdout, "", "{what}");
+}
+
 fn digest_of(cluster: &Cluster, image: &str) -> String {
     let sum = cluster.run(&format!("sha256sum < {image}")).stdout;
     format!("sha256:{}", sum.split(' ').next().unwrap())
@@ -92,9 +99,7 @@ fn one_copy_serves_those_who_can_read_the_original() {
         "b\n1\n",
     );
     assert_out(&cluster.run("srun --container=/shared/b.sqsh --container-stage=never cat /image"), 0, "b\n");
-    // Nothing is left of root's processes.
-    let left = on_node(&cluster, "sleep 0.5; pgrep -la 'mizzen-(keeper|store)'");
-    assert_eq!(left.stdout, "", "{}", left.text());
+    assert_nobody_left(&cluster, "two users");
 }
 
 #[test]
@@ -259,8 +264,7 @@ fn what_a_user_sends_is_not_believed() {
     assert!(!as_bob.stderr.contains("is used where it is"), "{}", as_bob.text());
     assert!(locker.unwrap().wait().unwrap().success());
     assert_sound(&cluster, "locked", 2);
-    let left = on_node(&cluster, "sleep 0.5; pgrep -la 'mizzen-(keeper|store)'; findmnt | grep squashfs");
-    assert_eq!(left.stdout, "", "{}", left.text());
+    assert_nobody_left(&cluster, "hostile");
     assert!(cluster.all_idle(), "{:?}", cluster.node_states());
 }
 
@@ -321,8 +325,7 @@ fn many_starts_make_one_copy_and_kills_do_no_harm() {
         ),
     );
     assert_eq!(cancelled.stdout, "", "{}", cancelled.text());
-    let left = on_node(&cluster, "sleep 0.3; pgrep -la 'mizzen-(keeper|store)'");
-    assert_eq!(left.stdout, "", "{}", left.text());
+    assert_nobody_left(&cluster, "cancelled");
     // One waits while another copies, and takes over when that one is cancelled.
     let waiting = cluster.run(&format!(
         "{start} & first=$!; sleep 1; srun --container=/slow/other.sqsh --job-name=second cat /image > second & sleep 0.7; scancel -u alice --name=cat; wait; cat second"
