@@ -36,7 +36,7 @@ use crate::stage::shared::{STAGE_AND_MOUNT, Word, receive_bytes};
 use crate::stage::{Staging, store};
 use crate::{report, sys};
 
-/// The name under which the plugin starts it: `mizzen-keeper SOCKET USER [CONFIG]`.
+/// The name under which the plugin starts it: `mizzen-keeper SOCKET PROCESS USER [CONFIG]`.
 pub const NAME: &str = "mizzen-keeper";
 /// Where a mount of the kernel's is put, in the shared directory.
 pub const MOUNT: &str = "mount";
@@ -45,60 +45,74 @@ const PATIENCE_MILLISECONDS: i32 = 3_600_000;
 /// The root of a container and what is mounted in it; a launcher tries three times.
 const REQUESTS: u32 = 256;
 /// File systems of the kernel's own, whose files may tell a process of root's more than a user.
-const PSEUDO: [&str; 14] = [
-    "proc",
-    "sysfs",
-    "cgroup",
-    "cgroup2",
-    "debugfs",
-    "tracefs",
-    "securityfs",
-    "configfs",
-    "bpf",
-    "pstore",
-    "efivarfs",
-    "fusectl",
-    "mqueue",
-    "nsfs",
-];
+const PSEUDO: &str =
+    "proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf pstore efivarfs fusectl mqueue nsfs";
 
 /// Serves one launcher, and ends with it.
 pub fn run() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let number = |index: usize| words.get(index).and_then(|word| word.parse().ok());
-    let (Some(socket), Some(user), true) = (number(0), number(1), geteuid().is_root()) else {
+    let (Some(socket), Some(process), Some(user), true) =
+        (number(0), number(1), number(2), geteuid().is_root())
+    else {
         report(&Failure::new(format!("{NAME} is started by Slurm's plugin, as root")));
         return ExitCode::from(125);
     };
     let _ = set_name(c"mizzen-keeper");
-    let config = words.get(2).map_or(Source::Default, |path| Source::Named(path.into()));
+    let config = words.get(3).map_or(Source::Default, |path| Source::Named(path.into()));
     // Whatever goes wrong here, the launcher sees the end of its socket; it has read the same configuration.
     if let (Ok(socket), Ok(config)) = (sys::own_inherited(socket), Config::load(&config))
         && let Ok(user) = u32::try_from(user)
     {
-        serve(&socket, user, &config);
+        // Linux before 5.3 has no such descriptors.
+        let process = sys::pidfd_of(process).ok();
+        Launcher { socket, process }.serve(user, &config);
     }
     ExitCode::SUCCESS
 }
 
-/// Answers what comes through the socket until its end.
-pub fn serve(socket: &OwnedFd, user: u32, config: &Config) {
-    let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
-    for _ in 0..REQUESTS {
-        let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        if !matches!(poll(&mut asked, patience), Ok(1..)) {
-            return;
+/// Whom the keeper serves. The launcher's end of the socket may also be in the hands of other processes of the user's, so
+/// that its end alone would not tell.
+pub struct Launcher {
+    pub socket: OwnedFd,
+    pub process: Option<OwnedFd>,
+}
+
+impl Launcher {
+    /// Answers what comes through the socket until the launcher ends.
+    pub fn serve(&self, user: u32, config: &Config) {
+        let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
+        for _ in 0..REQUESTS {
+            if !self.waits_for(&self.socket, patience) {
+                return;
+            }
+            let Ok((request, Some(source))) = receive_bytes(&self.socket) else { return };
+            let mounts = request.first() == Some(&STAGE_AND_MOUNT);
+            if answer(self, user, config, mounts, source).is_none() {
+                return;
+            }
         }
-        let Ok((request, Some(source))) = receive_bytes(socket) else { return };
-        if answer(socket, user, config, request.first() == Some(&STAGE_AND_MOUNT), source).is_none() {
-            return;
+    }
+
+    /// Waits for something to read. False if the launcher has ended, or the time is over.
+    fn waits_for(&self, readable: &OwnedFd, patience: PollTimeout) -> bool {
+        loop {
+            let mut ends = vec![
+                PollFd::new(readable.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.socket.as_fd(), PollFlags::empty()),
+            ];
+            ends.extend(self.process.iter().map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN)));
+            if poll(&mut ends, patience) != Err(nix::Error::EINTR) {
+                let happened = |end: &PollFd| end.any() == Some(true);
+                return happened(&ends[0]) && !ends[2..].iter().any(happened);
+            }
         }
     }
 }
 
 /// None if nobody listens any more.
-fn answer(socket: &OwnedFd, user: u32, config: &Config, mounts: bool, source: OwnedFd) -> Option<()> {
-    let say = |word: Word| word.send(socket, None).ok();
+fn answer(launcher: &Launcher, user: u32, config: &Config, mounts: bool, source: OwnedFd) -> Option<()> {
+    let say = |word: Word| word.send(&launcher.socket, None).ok();
     let source = File::from(source);
     let looked = look_at(&source);
     let refusal = match &looked {
@@ -122,7 +136,7 @@ fn answer(socket: &OwnedFd, user: u32, config: &Config, mounts: bool, source: Ow
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let order = store::Order { path: &file.path, file: &source, boot: boot.trim(), user };
-    let Some(copy) = stage(socket, &cache, &order, &staging)? else { return Some(()) };
+    let Some(copy) = stage(launcher, &cache, &order, &staging)? else { return Some(()) };
     if !mounts || refusal.is_some() {
         return Some(());
     }
@@ -162,7 +176,7 @@ fn check_mount(id: &str, mounts: &str) -> Result<(), String> {
     // 36 35 98:0 /root /place options [optional fields] - type source super-options
     let mut rest = line.split_once(" - ").map_or("", |(_, rest)| rest).split(' ');
     let (kind, options) = (rest.next().unwrap_or_default(), rest.nth(1).unwrap_or_default());
-    if PSEUDO.contains(&kind) {
+    if PSEUDO.split(' ').any(|pseudo| pseudo == kind) {
         return Err(format!("it lies on {kind}"));
     }
     if kind.starts_with("fuse") && !options.split(',').any(|option| option == "user_id=0") {
@@ -173,24 +187,23 @@ fn check_mount(id: &str, mounts: &str) -> Result<(), String> {
 
 /// Has the storekeeper find or make the copy, which tells the launcher itself how that goes, and gives it the copy. None if
 /// the launcher has ended; the inner None if there is no copy.
-fn stage(launcher: &OwnedFd, cache: &Cache, order: &store::Order, staging: &Staging) -> Option<Option<File>> {
-    let no_copy = |why: &str| Word::NoCopy(why.to_owned()).send(launcher, None).ok().map(|()| None);
+fn stage(
+    launcher: &Launcher,
+    cache: &Cache,
+    order: &store::Order,
+    staging: &Staging,
+) -> Option<Option<File>> {
+    let no_copy = |why: &str| Word::NoCopy(why.to_owned()).send(&launcher.socket, None).ok().map(|()| None);
     let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
     let Ok((ours, theirs)) = pair else { return no_copy("cannot make a socket") };
     let keeper = getpid();
-    let Ok(storekeeper) = sys::spawn_child(|| store::run(keeper, [launcher, &theirs], cache, order, staging))
+    let Ok(storekeeper) =
+        sys::spawn_child(|| store::run(keeper, [&launcher.socket, &theirs], cache, order, staging))
     else {
         return no_copy("cannot fork");
     };
     drop(theirs);
-    let gone = loop {
-        let launchers_end = PollFd::new(launcher.as_fd(), PollFlags::empty());
-        let mut ends = [PollFd::new(ours.as_fd(), PollFlags::POLLIN), launchers_end];
-        if poll(&mut ends, PollTimeout::NONE).is_ok() {
-            break ends[1].any() == Some(true) && ends[0].any() != Some(true);
-        }
-    };
-    let said = if gone { None } else { receive_bytes(&ours).ok() };
+    let said = launcher.waits_for(&ours, PollTimeout::NONE).then(|| receive_bytes(&ours).ok()).flatten();
     // It has nothing more to say. One that waits for its file system ends by this.
     let _ = kill(storekeeper, Signal::SIGKILL);
     let _ = waitpid(storekeeper, None);

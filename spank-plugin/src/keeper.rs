@@ -11,7 +11,7 @@ use mizzen_core::{Config, Failure, Request};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::SigSet;
-use nix::unistd::execve;
+use nix::unistd::{Pid, execve, getpid};
 
 use crate::spank::{self, Spank};
 use crate::{node, root, state};
@@ -37,7 +37,8 @@ pub fn start_if_wanted(spank: &Spank) -> Result<(), Failure> {
     if config.mount.enabled() {
         private_mounts()?;
     }
-    let keeper = root::start_process("keeper", |socket| become_keeper(&program, socket, uid, &source))?;
+    let task = getpid();
+    let keeper = root::start_process("keeper", |socket| become_keeper(&program, socket, task, uid, &source))?;
     state::lock().keeper = Some(keeper);
     Ok(())
 }
@@ -51,8 +52,8 @@ fn private_mounts() -> Result<(), Failure> {
 }
 
 /// Becomes the keeper.
-fn become_keeper(program: &CStr, socket: &OwnedFd, uid: u32, config: &Source) {
-    let numbers = [socket.as_raw_fd().to_string(), uid.to_string()];
+fn become_keeper(program: &CStr, socket: &OwnedFd, task: Pid, uid: u32, config: &Source) {
+    let numbers = [socket.as_raw_fd().to_string(), task.to_string(), uid.to_string()];
     let mut words: Vec<CString> =
         [NAME.to_owned()].into_iter().chain(numbers).filter_map(|word| CString::new(word).ok()).collect();
     if let Source::Named(path) = config {

@@ -150,7 +150,8 @@ impl Keeper {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| failed(errno.desc().to_owned()))?;
-        sys::spawn_detached(&[theirs.as_fd()], || keeper::serve(&theirs, 0, config))
+        let launcher = keeper::Launcher { socket: theirs, process: None };
+        sys::spawn_detached(&[launcher.socket.as_fd()], || launcher.serve(0, config))
             .map_err(|error| failed(cause(&error)))?;
         Ok(Keeper::new(ours, Reader::Fuse, &config.stage_shared))
     }
