@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::Failure;
 use crate::failure::{cause, quote};
+use crate::kernel_mount::KernelMounts;
 use crate::options::{MountOption, MountSource};
 use crate::settings::{Fabric, Gpu, Key, Mpi, Settings, Writable};
 use crate::staging::{Amount, Policy};
@@ -52,6 +53,8 @@ pub struct Config {
     pub stage: Policy,
     /// Where each user has a folder for the copies.
     pub stage_directory: PathBuf,
+    /// Where all users of the node share copies that root makes for them; empty where each user has his own.
+    pub stage_shared: PathBuf,
     /// How much the copies of one user may take, as for [`Amount::parse`].
     pub stage_max_size: String,
     /// How much of the file system the copies leave free.
@@ -64,6 +67,8 @@ pub struct Config {
     pub fabric: Fabric,
     /// Types of file systems that count as network file systems beside those that are known.
     pub network_file_systems: Vec<String>,
+    /// Who mounts images. The last one: a table of its own in the file.
+    pub mount: KernelMounts,
 }
 
 impl Default for Config {
@@ -82,12 +87,14 @@ impl Default for Config {
             slurm_commands: true,
             stage: Policy::Auto,
             stage_directory: "/var/tmp".into(),
+            stage_shared: PathBuf::new(),
             stage_max_size: "50%".to_owned(),
             stage_keep_free: "10%".to_owned(),
             gpu: Gpu::Auto,
             mpi: Mpi::Image,
             fabric: Fabric::Auto,
             network_file_systems: Vec::new(),
+            mount: KernelMounts::default(),
         }
     }
 }
@@ -136,6 +143,11 @@ impl Config {
             return Err(Failure::new(format!("stage_directory: {:?} is not absolute", self.stage_directory))
                 .hint("write the whole path, beginning with /"));
         }
+        if !self.stage_shared.as_os_str().is_empty() && !self.stage_shared.is_absolute() {
+            return Err(Failure::new(format!("stage_shared: {:?} is not absolute", self.stage_shared))
+                .hint("write the whole path, beginning with /"));
+        }
+        self.mount.check(!self.stage_shared.as_os_str().is_empty())?;
         Amount::parse(&self.stage_max_size).map_err(|failure| failure.about("stage_max_size"))?;
         Amount::parse(&self.stage_keep_free).map_err(|failure| failure.about("stage_keep_free"))?;
         let settings = self.settings()?;
@@ -216,24 +228,7 @@ fn read_existing(path: &Path) -> Result<String, Unread> {
     if !path.is_absolute() {
         return Err(refuse("is not an absolute path".to_owned()));
     }
-    // Nobody but root may be able to put another file in its place, at any level: of the path as it is written, and of
-    // the one that its links lead to.
-    let real = path.parent().and_then(|parent| parent.canonicalize().ok()).unwrap_or_default();
-    for parent in
-        path.ancestors().skip(1).chain(real.ancestors()).filter(|parent| !parent.as_os_str().is_empty())
-    {
-        match parent.symlink_metadata() {
-            Ok(found) if found.is_symlink() => {} // where it leads is in `real`
-            Ok(found) => trusted(&found).map_err(|why| {
-                let message = format!("{}: its directory {} {why}", path.display(), parent.display());
-                Unread::Refused(
-                    Failure::new(message).hint("only root may be able to write the file and the directories above it; /etc/mizzen is a good place"),
-                )
-            })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
-            Err(error) => return Err(refuse(cause(&error))),
-        }
-    }
+    check_parents(path)?;
     // O_NONBLOCK: a FIFO in the file's place must not block the opener.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -253,6 +248,45 @@ fn read_existing(path: &Path) -> Result<String, Unread> {
         Unread::Refused(Failure::new(message).hint(format!("chown root and chmod go-w {}", path.display())))
     })?;
     read_text(&file).map_err(|error| refuse(format!("cannot read it: {}", cause(&error))))
+}
+
+/// Nobody but root may be able to put another file in its place, at any level: of the path as it is written, and of the
+/// one that its links lead to.
+fn check_parents(path: &Path) -> Result<(), Unread> {
+    let real = path.parent().and_then(|parent| parent.canonicalize().ok()).unwrap_or_default();
+    for parent in
+        path.ancestors().skip(1).chain(real.ancestors()).filter(|parent| !parent.as_os_str().is_empty())
+    {
+        match parent.symlink_metadata() {
+            Ok(found) if found.is_symlink() => {} // where it leads is in `real`
+            Ok(found) => trusted(&found).map_err(|why| {
+                let message = format!("{}: its directory {} {why}", path.display(), parent.display());
+                Unread::Refused(
+                    Failure::new(message).hint("only root may be able to write the file and the directories above it; /etc/mizzen is a good place"),
+                )
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
+            Err(error) => {
+                return Err(Unread::Refused(Failure::new(format!("{}: {}", path.display(), cause(&error)))));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a file or directory that somebody else than root could have made, or could replace; links are followed.
+pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
+    let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
+    let real = path.canonicalize().map_err(|error| failed(format!("cannot be found: {}", cause(&error))))?;
+    for path in [path, &real] {
+        match check_parents(path) {
+            Ok(()) => {}
+            Err(Unread::Refused(failure)) => return Err(failure),
+            Err(Unread::Missing) => return Err(failed("has just vanished".to_owned())),
+        }
+    }
+    let found = real.symlink_metadata().map_err(|error| failed(cause(&error)))?;
+    trusted(&found).map_err(failed)
 }
 
 /// Why root must not believe this file or directory.
@@ -294,8 +328,20 @@ mod tests {
         let expected: Vec<&str> =
             keys.split("expected").nth(1).unwrap().split('`').skip(1).step_by(2).collect();
         assert!(!expected.is_empty());
-        for key in expected {
+        for key in expected.into_iter().filter(|key| *key != "mount") {
             assert!(shipped.contains(&format!("\n{key} = ")), "conf/mizzen.toml lacks the key {key}");
+        }
+    }
+
+    #[test]
+    fn the_shipped_file_holds_every_key_of_its_tables() {
+        let table = include_str!("../../conf/mizzen.toml").split("\n[mount]\n").nth(1).unwrap();
+        let keys = parse("[mount]\nno_such_key = 1").unwrap_err().message;
+        for key in keys.split("expected").nth(1).unwrap().split('`').skip(1).step_by(2) {
+            assert!(
+                table.contains(&format!("\n{key} = ")),
+                "conf/mizzen.toml lacks the key {key} of [mount]"
+            );
         }
     }
 
@@ -322,6 +368,11 @@ mod tests {
                 ":1: stage: unknown variant `often`, expected one of `auto`, `always`, `never`",
             ),
             ("stage_directory = \"tmp\"", ": stage_directory: \"tmp\" is not absolute"),
+            ("stage_shared = \"tmp\"", ": stage_shared: \"tmp\" is not absolute"),
+            (
+                "[mount]\nsquashfs = \"loop\"",
+                ":2: squashfs: unknown variant `loop`, expected one of `fuse`, `kernel`, `auto`",
+            ),
             ("stage_max_size = \"lots\"", ": stage_max_size: \"lots\" is not an amount of storage"),
             ("env = [\"=x\"]", ": env: \"=x\": the name is empty"),
             ("devices = [\"gpu\"]", ": devices: \"gpu\" is not the name of a device"),

@@ -41,6 +41,8 @@ pub enum Role {
     Builder {
         /// The descriptor of the broker, which maps the user's groups; None where the user has but one.
         broker: Option<i32>,
+        /// The descriptor of the keeper of the shared cache, where the site has one.
+        keeper: Option<i32>,
         /// The user's lines in the node's passwd and group files, from whatever service has them.
         accounts: Accounts,
         /// Whether nobody else is to enter.
@@ -84,8 +86,9 @@ impl Handover {
         }
         match &self.role {
             Role::Member { builder } => pairs.push(("builder", number(*builder))),
-            Role::Builder { broker, accounts, alone } => {
+            Role::Builder { broker, keeper, accounts, alone } => {
                 pairs.extend(broker.map(|broker| ("broker", number(broker))));
+                pairs.extend(keeper.map(|keeper| ("keeper", number(keeper))));
                 pairs.extend(alone.then(|| ("alone", Vec::new())));
                 let path = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
                 pairs.extend(accounts.user.as_ref().map(|user| ("user", user.clone().into_bytes())));
@@ -121,6 +124,7 @@ fn read(pairs: &[(String, Vec<u8>)]) -> Result<Handover, Failure> {
         Some(builder) => Role::Member { builder: number(builder)? },
         None => Role::Builder {
             broker: find("broker").map(number).transpose()?,
+            keeper: find("keeper").map(number).transpose()?,
             accounts: Accounts {
                 user: find("user").map(text),
                 home: find("home").map(path),
@@ -202,7 +206,7 @@ mod tests {
             role: Role::Member { builder: 77 },
             program: Some("./a=b".into()),
         };
-        let role = Role::Builder { broker: Some(9), accounts, alone: true };
+        let role = Role::Builder { broker: Some(9), keeper: Some(10), accounts, alone: true };
         let builder = Handover { role, config: Source::Default, program: None, ..member.clone() };
         for handover in [member, builder] {
             assert_eq!(Handover::decode(handover.encode().as_bytes()), Ok(handover));

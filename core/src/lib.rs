@@ -10,6 +10,7 @@ pub mod failure;
 pub mod groups;
 pub mod handover;
 pub mod image;
+pub mod kernel_mount;
 pub mod options;
 pub mod request;
 pub mod settings;

@@ -1,4 +1,5 @@
-//! `mizzen`, the launcher. Always runs as the user who calls it; `pipeline.rs` shows the way of a container.
+//! `mizzen`, the launcher. Runs as the user who calls it; `pipeline.rs` shows the way of a container. Under another name it
+//! is the keeper (`keeper.rs`), which Slurm's plugin starts as root where the site wants that.
 
 mod cdi;
 mod cli;
@@ -7,6 +8,7 @@ mod host;
 mod host_libraries;
 mod image;
 mod inspect;
+mod keeper;
 mod manual;
 mod options;
 mod pipeline;
@@ -37,6 +39,9 @@ fn main() -> ExitCode {
     }
     if Path::new(&called) == Path::new(BROADCASTER) {
         return stage::broadcast::run(words);
+    }
+    if Path::new(&called) == Path::new(keeper::NAME) {
+        return keeper::run();
     }
     if let Some(command) = slurm::command_named(&called) {
         return slurm::shim::run(command, words);

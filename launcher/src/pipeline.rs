@@ -94,7 +94,7 @@ pub fn plan(
     let mut data = Vec::new();
     for mount in &plan.mounts {
         if let What::Squashfs(path) = &mount.what {
-            data.push(Arc::new(open_data(path, &options.staging)?));
+            data.push(Arc::new(open_data(path, &options.staging.for_data())?));
         }
     }
     Ok((plan, data))

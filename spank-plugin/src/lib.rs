@@ -5,7 +5,7 @@
 //! | init                 | register the options        | register the options       |                             |
 //! | init_post_opt        | make the request, or refuse | make a place for the tasks |                             |
 //! | local_user_init      | srun: send the image        |                            |                             |
-//! | task_init_privileged |                             |                            | start the broker (root)     |
+//! | task_init_privileged |                             |                            | start keeper, broker (root) |
 //! | task_post_fork       |                             | note the first task        |                             |
 //! | task_init            |                             |                            | hand over, or end (user)    |
 //! | exit                 |                             | log how it went            |                             |
@@ -15,6 +15,7 @@
 
 mod broadcast;
 mod client;
+mod keeper;
 mod meeting;
 mod multi_prog;
 mod node;
@@ -59,7 +60,9 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
         (Hook::InitPostOpt, Context::Client) => client::make_request(),
         (Hook::InitPostOpt, Context::Node) => node::open_meeting(spank),
         (Hook::LocalUserInit, Context::Client) => broadcast::send(spank),
-        (Hook::TaskInitPrivileged, Context::Node) => node::start_broker(spank),
+        (Hook::TaskInitPrivileged, Context::Node) => {
+            keeper::start_if_wanted(spank).and_then(|()| node::start_broker(spank))
+        }
         (Hook::TaskPostFork, Context::Node) => node::note_builder(spank),
         (Hook::TaskInit, Context::Node) => node::hand_over(spank),
         (Hook::Exit, Context::Node) => node::log_outcome(),

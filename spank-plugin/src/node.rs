@@ -104,11 +104,12 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     let launcher = spank::launcher()?;
     let accounts = accounts(spank)?;
     let mut state = state::lock();
-    let broker = state.broker.take();
+    let (broker, keeper) = (state.broker.take(), state.keeper.take());
     let meeting = state.meeting.as_ref().ok_or_else(|| Failure::new("the tasks have no place to meet"))?;
     let role = match spank.local_task_id() {
         Some(0) => Role::Builder {
             broker: broker.as_ref().map(AsRawFd::as_raw_fd),
+            keeper: keeper.as_ref().map(AsRawFd::as_raw_fd),
             accounts,
             alone: spank.local_task_count() == Some(1),
         },
@@ -133,10 +134,11 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     };
     spank.set_job_variable(VARIABLE, &request.encode())?;
     spank.set_job_variable(handover::VARIABLE, &handover.encode())?;
-    for fd in [Some(&meeting.receive), Some(&meeting.send), broker.as_ref()].into_iter().flatten() {
+    let ours = [Some(&meeting.receive), Some(&meeting.send), broker.as_ref(), keeper.as_ref()];
+    for fd in ours.into_iter().flatten() {
         spank::keep_through_exec(fd.as_fd());
     }
-    std::mem::forget(broker); // the launcher's now
+    std::mem::forget((broker, keeper)); // the launcher's now
     Ok(())
 }
 
@@ -173,7 +175,7 @@ fn accounts(spank: &Spank) -> Result<Accounts, Failure> {
 }
 
 /// The request, checked again: everything that reaches the node is the user's to change.
-fn request(spank: &Spank) -> Result<Request, Failure> {
+pub fn request(spank: &Spank) -> Result<Request, Failure> {
     if let Some(text) = spank.job_variable(VARIABLE)? {
         return Request::decode(&text);
     }

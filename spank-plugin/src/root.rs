@@ -1,4 +1,5 @@
-//! The broker: the only code that does something as root on behalf of a container.
+//! The broker: the only code in slurmstepd that does something as root on behalf of a container. (`keeper.rs` starts a
+//! program that does more, where the site wants it.)
 //!
 //! A user may map one group into a user namespace by himself; root may map all that the user is in. So the first task
 //! of a step, while it is still root, forks this process, which waits for one message from the launcher, writes one
@@ -11,6 +12,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::panic::AssertUnwindSafe;
 
 use mizzen_core::Failure;
 use mizzen_core::groups::group_map;
@@ -45,10 +47,15 @@ pub fn may_start() -> bool {
     std::fs::read_to_string("/proc/sys/fs/suid_dumpable").is_ok_and(|value| value.trim() != "1")
 }
 
-/// Starts a broker and returns the launcher's end of its socket. It is nobody's child, so that the task does not find
-/// one that it did not start.
+/// Starts a broker and returns the launcher's end of its socket.
 pub fn start(client: &Client) -> Result<OwnedFd, Failure> {
-    let failed = |errno: Errno| Failure::new(format!("cannot start the broker: {}", errno.desc()));
+    start_process("broker", |socket| serve(socket, client))
+}
+
+/// Starts a process of root's and returns the launcher's end of its socket. It is nobody's child, so that the task does
+/// not find one that it did not start.
+pub fn start_process(name: &str, work: impl FnOnce(&OwnedFd)) -> Result<OwnedFd, Failure> {
+    let failed = |errno: Errno| Failure::new(format!("cannot start the {name}: {}", errno.desc()));
     let (ours, launchers) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).map_err(failed)?;
     // SAFETY: a task has one thread; its children do nothing but what follows, and end.
@@ -62,7 +69,7 @@ pub fn start(client: &Client) -> Result<OwnedFd, Failure> {
             // SAFETY: as above.
             if let Ok(ForkResult::Child) = unsafe { fork() } {
                 leave_everything_but(&ours);
-                let _ = std::panic::catch_unwind(|| serve(&ours, client));
+                let _ = std::panic::catch_unwind(AssertUnwindSafe(|| work(&ours)));
             }
             // SAFETY: ends a forked process without slurmstepd's exit handlers.
             unsafe { libc::_exit(0) }

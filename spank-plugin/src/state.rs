@@ -34,6 +34,8 @@ pub struct State {
     pub meeting: Option<Meeting>,
     /// The first task of a step: the broker's descriptor.
     pub broker: Option<OwnedFd>,
+    /// The first task of a step: the keeper's descriptor.
+    pub keeper: Option<OwnedFd>,
 }
 
 /// An option as Slurm reported it.
@@ -79,6 +81,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     request: None,
     meeting: None,
     broker: None,
+    keeper: None,
 });
 
 /// The state, also after a panic: what one hook broke, the next one must still see.

@@ -102,6 +102,20 @@ pub fn pack(directory: &Path, options: &[&str]) -> Result<Vec<u8>> {
     Ok(image)
 }
 
+/// Compiles a C program of `tests/fixtures` that needs no library, and so runs on every machine and in every image.
+pub fn c_program(name: &str) -> Result<Vec<u8>> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/{name}.c"));
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let program = target_dir().join(format!("images/{name}.{}.{number}", std::process::id()));
+    fs::create_dir_all(target_dir().join("images"))?;
+    run_tool(
+        Command::new("gcc").args(["-static", "-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source),
+    )?;
+    let bytes = fs::read(&program)?;
+    fs::remove_file(&program)?;
+    Ok(bytes)
+}
+
 /// A Debian of the tests' usual release with Open MPI, mpi4py and numpy, as zstd squashfs: made once and kept beside
 /// its tree in `target/rootfs`.
 pub fn mpi() -> Result<Vec<u8>> {

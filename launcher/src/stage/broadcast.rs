@@ -32,10 +32,13 @@ use nix::unistd::geteuid;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat, unlinkat};
 use serde::{Deserialize, Serialize};
 
-use super::cache::{Cache, Identity, Manifest, describe};
+use super::cache::{Cache, Identity, describe};
 use super::copy::copy;
 use super::lock::Lock;
-use super::{Staging, Trouble, changing, node, note, progress, repeatedly, staged, unreadable, wanted};
+use super::{
+    Audience, Original, Staging, Terminal, Trouble, changing, is_still_there, node, note, progress,
+    repeatedly, staged, wanted,
+};
 use crate::image::{Kind, Opened, shown};
 use crate::progress::Progress;
 use crate::sys;
@@ -142,11 +145,14 @@ fn copied_here(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result
     if opened.kind == Kind::Directory {
         return Ok(None);
     }
-    let identity =
-        Identity::of(&opened.file).map_err(|error| Trouble::Source(unreadable(&opened.path, &error)))?;
     let cache = wanted(&opened.file, staging).map_err(|failure| Trouble::Cache(failure.message))?;
     let cache = cache.ok_or_else(|| Trouble::Cache("no copies are made here".to_owned()))?;
-    let (file, digest, _) = staged(&cache, &opened, staging)?;
+    let source = Original::of_user(&opened)?;
+    let (file, digest, _) = staged(&cache, &source, staging, &mut Terminal::new(&opened.path))?;
+    if !is_still_there(&opened) {
+        return Err(Trouble::Source(changing(&opened.path)));
+    }
+    let identity = source.identity;
     super::check_pin(pin, digest)?;
     // The nodes compare: a source that has been replaced since then would only make them copy it.
     Ok(Some(Copied { cache, _in_use: file, identity, digest }))
@@ -290,22 +296,22 @@ impl Staging {
     }
 
     /// Makes the file that srun has sent the copy of this source, if there is one. The caller has the source's lock.
-    pub fn adopt(
+    pub(super) fn adopt(
         &self,
         cache: &Cache,
-        source: &Opened,
-        identity: &Identity,
+        source: &Original,
         lock: &Lock,
+        tell: &mut dyn Audience,
     ) -> Option<(File, Digest)> {
-        let delivery = self.delivery_of(&source.path)?;
+        let delivery = self.delivery_of(source.path)?;
         // It was sent before this: what is in it is older than what we see.
-        if !delivery.identity.is_same_elsewhere(identity) {
+        if !delivery.identity.is_same_elsewhere(&source.identity) {
             return None;
         }
-        match delivery.adopt(&self.directory, cache, source, identity, lock) {
+        match delivery.adopt(&self.directory, cache, source, lock, tell) {
             Ok(adopted) => adopted,
             Err(why) => {
-                note(&format!("{}: what srun has sent cannot be used: {why}", shown(&source.path)), None);
+                note(&format!("{}: what srun has sent cannot be used: {why}", shown(source.path)), None);
                 None
             }
         }
@@ -329,31 +335,32 @@ impl Delivery {
         &self,
         directory: &Path,
         cache: &Cache,
-        source: &Opened,
-        identity: &Identity,
+        source: &Original,
         lock: &Lock,
+        tell: &mut dyn Audience,
     ) -> Result<Option<(File, Digest)>, String> {
+        let identity = &source.identity;
         let digest = Digest::parse(&self.digest).ok_or("its digest is none")?;
         let Some(arrived) = cache.take(&directory.join(&self.file), identity.size).map_err(describe)? else {
             return Ok(None);
         };
-        let mut progress = progress(&source.path, "verifying what srun has sent", identity.size);
-        let mut tell = lock.teller(identity.size);
+        let mut progress = progress(source.path, "verifying what srun has sent", identity.size);
+        let mut say = lock.teller(identity.size);
         let found = copy(&arrived.file, None, identity.size, &mut |bytes| {
             progress.advance(bytes);
-            tell(bytes);
+            say(bytes);
         });
         match found {
             Ok(found) if found == digest => {}
             Ok(_) => return Err("it was damaged on its way".to_owned()),
             Err(error) => return Err(format!("it cannot be read: {error:?}")),
         }
-        let unchanged = Identity::at(&source.path).is_ok_and(|now| now == *identity);
+        let unchanged = Identity::at(source.path).is_ok_and(|now| now == *identity);
         if !unchanged {
-            return Err(changing(&source.path).message);
+            return Err(changing(source.path).message);
         }
         let file = cache.publish(arrived, digest, identity.size).map_err(describe)?;
-        super::conclude(cache, &Manifest::new(&source.path, identity, digest));
+        super::conclude(cache, source, digest, tell);
         Ok(Some((file, digest)))
     }
 }

@@ -1,14 +1,18 @@
-//! The user's copies of images on this node. Runs as the user on the host.
+//! The copies of images on this node: a user's own, or those that root keeps for all. Runs as the user on the host, or as
+//! root, in the storekeeper (`store.rs`) and in root's own commands.
 //!
-//!     mizzen-UID/                  0700
+//!     mizzen-UID/                  0700, or 0755 and root's
 //!       sha256-HEX                 an image, named by its content; appears only when it is complete and on disk
 //!       source-KEY.json            which content a source has; KEY is computed from the source's identity
 //!       source-KEY.lock            who copies that source now
 //!       room.lock                  who makes room now
 //!       temporary-…, broken-…      nobody's; removed when room is made
+//!       mount                      root's: where the kernel's mount of an image goes, in a step's own mount namespace
 //!
-//! Whoever uses a copy has a shared lock on it through the descriptor that it is read by, which the file server keeps as
-//! long as the container lives. Whoever removes one needs an exclusive lock.
+//! Whoever uses a copy has a lock on it through the descriptor that it is read by, which the file server or the loop
+//! device keeps as long as the container lives. Whoever removes one sees it. In a user's own folder that is a flock. In the
+//! shared one it is a lock on a range of the file (`F_OFD_SETLK`): who can only read a file cannot lock others out by it,
+//! as he could with an exclusive flock.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -18,7 +22,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mizzen_core::failure::quote;
-use mizzen_core::{Digest, Failure};
+use mizzen_core::{Digest, Failure, config};
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::geteuid;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW,
@@ -50,6 +55,9 @@ const MANIFEST_LIMIT: u64 = 64 << 10;
 /// What a file is, as far as one can see without reading it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
+    /// The boot of the node for which the device's number holds; empty where nobody could make use of another's.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot: String,
     pub dev: u64,
     pub ino: u64,
     pub size: u64,
@@ -70,6 +78,7 @@ impl Identity {
 
     fn from_stat(stat: &Stat) -> Identity {
         Identity {
+            boot: String::new(),
             dev: stat.st_dev,
             ino: stat.st_ino,
             size: u64::try_from(stat.st_size).unwrap_or(0),
@@ -86,7 +95,8 @@ impl Identity {
 
     /// Names it in the cache.
     pub fn key(&self) -> String {
-        let text = format!("{} {} {} {:?} {:?}", self.dev, self.ino, self.size, self.mtime, self.ctime);
+        let Identity { boot, dev, ino, size, mtime, ctime } = self;
+        let text = format!("{boot}{dev} {ino} {size} {mtime:?} {ctime:?}");
         Digest::new(Sha256::digest(text).into()).hex()[..32].to_owned()
     }
 }
@@ -100,21 +110,26 @@ pub struct Manifest {
     pub digest: String,
     /// When it was copied, in seconds since 1970.
     pub staged: u64,
+    /// For whom root has copied it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
 }
 
 impl Manifest {
     /// For a source that has just been copied.
-    pub fn new(source: &Path, identity: &Identity, digest: Digest) -> Manifest {
+    pub fn new(source: &Path, identity: &Identity, digest: Digest, user: Option<u32>) -> Manifest {
         let staged = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         let source = source.to_string_lossy().into_owned();
-        Manifest { source, identity: identity.clone(), digest: digest.to_string(), staged }
+        Manifest { source, identity: identity.clone(), digest: digest.to_string(), staged, user }
     }
 }
 
-/// The user's directory.
+/// A directory of copies.
 pub struct Cache {
     pub dir: OwnedFd,
     pub path: PathBuf,
+    /// Whether it is root's, for all users.
+    pub shared: bool,
 }
 
 /// The beginning of a copy: nameless, or with a temporary name that goes away with this.
@@ -132,11 +147,29 @@ impl Drop for Unfinished {
 }
 
 impl Cache {
-    /// Opens the user's directory, and makes it. It must be nobody else's: others could change what is in it.
+    /// Opens the user's directory, and makes it.
     pub fn open(directory: &Path) -> Result<Cache, Failure> {
-        let path = directory.join(format!("mizzen-{}", geteuid()));
+        Cache::open_directory(directory.join(format!("mizzen-{}", geteuid())), 0o700, false)
+    }
+
+    /// Opens root's directory for all users, and makes it; as root.
+    pub fn open_shared(directory: &Path) -> Result<Cache, Failure> {
+        let cache = Cache::open_directory(directory.to_owned(), 0o755, true)?;
+        config::check_only_roots(directory)?;
+        Ok(cache)
+    }
+
+    /// Root's directory, if it is there, for others to look at.
+    pub fn look_at_shared(directory: &Path) -> Option<Cache> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = openat(CWD, directory, flags, Mode::empty()).ok()?;
+        Some(Cache { dir, path: directory.to_owned(), shared: true })
+    }
+
+    /// It must be nobody else's: others could change what is in it.
+    fn open_directory(path: PathBuf, mode: u32, shared: bool) -> Result<Cache, Failure> {
         let failed = |what: String| Failure::new(format!("{}: {what}", shown(&path)));
-        match mkdirat(CWD, &path, Mode::from_raw_mode(0o700)) {
+        match mkdirat(CWD, &path, Mode::from_raw_mode(mode)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed(format!("cannot make the directory: {}", describe(errno)))),
         }
@@ -151,13 +184,12 @@ impl Cache {
         if stat.st_uid != geteuid().as_raw() {
             return Err(failed(format!("belongs to uid {}, not to you", stat.st_uid)));
         }
-        if stat.st_mode & 0o7777 != 0o700 {
-            let mode = stat.st_mode & 0o7777;
-            return Err(
-                failed(format!("has mode {mode:04o}, not 0700")).hint(format!("chmod 700 {}", shown(&path)))
-            );
+        let found = stat.st_mode & 0o7777;
+        if found != mode {
+            return Err(failed(format!("has mode {found:04o}, not {mode:04o}"))
+                .hint(format!("chmod {mode:o} {}", shown(&path))));
         }
-        Ok(Cache { dir, path })
+        Ok(Cache { dir, path, shared })
     }
 
     /// The copy of a source, if there is one that can be used.
@@ -200,7 +232,7 @@ impl Cache {
             self.set_aside(&name);
             return None;
         }
-        if !lock_shared(&file) {
+        if !self.lock_for_use(&file) {
             return None;
         }
         // Marks it as used just now. A failure only makes it go earlier.
@@ -208,6 +240,13 @@ impl Cache {
         let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let _ = futimens(&file, &Timestamps { last_access: now, last_modification: same });
         Some(file)
+    }
+
+    fn lock_for_use(&self, file: &File) -> bool {
+        if self.shared {
+            return fcntl(file, FcntlArg::F_OFD_SETLK(&range_lock(libc::F_RDLCK))).is_ok();
+        }
+        lock_shared(file)
     }
 
     /// Opens a file here, never a link, and without waiting.
@@ -227,11 +266,13 @@ impl Cache {
     /// A new file on the cache's disk.
     pub fn begin(&self) -> Result<Unfinished, Errno> {
         let mode = Mode::from_raw_mode(MODE);
-        match openat(&self.dir, ".", OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
-            Ok(file) => return Ok(Unfinished { file: file.into(), name: None }),
+        // A nameless file gets its name through /proc, which the storekeeper does not see.
+        let nameless = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        match (!self.shared).then(|| openat(&self.dir, ".", nameless, mode)) {
+            Some(Ok(file)) => return Ok(Unfinished { file: file.into(), name: None }),
             // File systems without nameless files.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {}
-            Err(errno) => return Err(errno),
+            None | Some(Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT)) => {}
+            Some(Err(errno)) => return Err(errno),
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
         let name = format!("{TEMPORARY}{}-{now}", std::process::id());
@@ -362,6 +403,25 @@ pub fn why_broken(stat: &Stat, size: Option<u64>) -> Option<&'static str> {
     } else {
         None
     }
+}
+
+/// A lock on the first byte of a file, held through its descriptor.
+fn range_lock(kind: i32) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Whether somebody uses the file, or writes it. If not, the caller has an exclusive flock until it is closed.
+pub fn in_use(file: impl AsFd) -> bool {
+    let mut other = range_lock(libc::F_WRLCK);
+    let looked = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut other));
+    looked.is_ok() && i32::from(other.l_type) != libc::F_UNLCK
+        || flock(file, FlockOperation::NonBlockingLockExclusive).is_err()
 }
 
 /// Who removes or looks at a copy has it locked for a moment only.

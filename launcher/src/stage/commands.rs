@@ -1,4 +1,5 @@
-//! `mizzen stage` and `mizzen cache`: the copies, for people and for prologs. Runs as the user on the host.
+//! `mizzen stage` and `mizzen cache`: the copies, for people and for prologs. Runs as the user on the host; as root, on the
+//! copies that all users share.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -7,11 +8,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use mizzen_core::failure::quote;
 use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Digest, Failure};
+use nix::unistd::geteuid;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_OMIT, flock, fstat, futimens};
 use serde_json::{Value, json};
 
-use super::cache::{Cache, Manifest, SOURCE, why_broken};
+use super::cache::{Cache, Manifest, SOURCE, in_use, why_broken};
 use super::room::{self, Copy, megabytes};
+use super::shared::Keeper;
 use super::{Place, Staging, progress};
 use crate::image::Kind;
 use crate::pipeline::named_image;
@@ -19,7 +22,10 @@ use crate::progress::Progress;
 
 /// Copies images to the node before somebody needs them. Gives one line for each.
 pub fn stage(names: &[PathBuf], config: &Config) -> Result<String, Failure> {
-    let staging = Staging::new(Policy::Always, config)?;
+    let mut staging = Staging::new(Policy::Always, config)?;
+    if is_roots(config) {
+        staging.set_keeper(Keeper::of_root(config)?);
+    }
     let mut text = String::new();
     for name in names {
         let (path, pin) = named_image(name, config)?;
@@ -45,50 +51,39 @@ pub struct Outcome {
     pub good: bool,
 }
 
-/// The user's cache.
+/// Whether the caller looks after the copies that all users share.
+fn is_roots(config: &Config) -> bool {
+    geteuid().is_root() && !config.stage_shared.as_os_str().is_empty()
+}
+
+/// The user's cache, or root's for all.
 pub struct Commands {
     cache: Cache,
     staging: Staging,
+    /// Root's, which others can look at.
+    shared: Option<Cache>,
 }
 
 impl Commands {
     /// Opens it.
     pub fn new(config: &Config) -> Result<Commands, Failure> {
-        Ok(Commands {
-            cache: Cache::open(&config.stage_directory)?,
-            staging: Staging::new(config.stage, config)?,
-        })
+        let staging = Staging::new(config.stage, config)?;
+        if is_roots(config) {
+            return Ok(Commands { cache: Cache::open_shared(&config.stage_shared)?, staging, shared: None });
+        }
+        let cache = Cache::open(&config.stage_directory)?;
+        Ok(Commands { cache, staging, shared: Cache::look_at_shared(&config.stage_shared) })
     }
 
     /// Shows all copies, the last used first.
     pub fn list(&self) -> Result<Outcome, Failure> {
-        let manifests = self.manifests()?;
-        let mut copies = self.copies()?;
-        copies.sort_by_key(|copy| std::cmp::Reverse(copy.used));
-        let (mut text, mut listed) = (String::new(), Vec::new());
-        for copy in &copies {
-            let in_use = self.cache.open_file(&copy.name).is_ok_and(room::in_use);
-            let sources: Vec<&Manifest> = of_copy(&manifests, copy.digest).collect();
-            let paths: Vec<String> =
-                sources.iter().map(|manifest| quote(manifest.source.as_bytes())).collect();
-            let used = if in_use { "in use".to_owned() } else { format!("used {} ago", age(copy.used.0)) };
-            let (size, paths) = (megabytes(copy.size), paths.join(", "));
-            let _ = writeln!(text, "{}  {size:>12}  {used:<14}  {paths}", copy.digest);
-            listed.push(json!({
-                "digest": copy.digest.to_string(),
-                "size": copy.size,
-                "last_used": copy.used.0,
-                "in_use": in_use,
-                "sources": sources.iter().map(|manifest| json!({
-                    "path": manifest.source, "staged": manifest.staged,
-                })).collect::<Vec<_>>(),
-            }));
+        let mut own = list(&self.cache)?;
+        if let Some(shared) = &self.shared {
+            let shared = list(shared)?;
+            own.text.push_str(&shared.text);
+            own.json["shared"] = shared.json;
         }
-        let total: u64 = copies.iter().map(|copy| copy.size).sum();
-        let directory = quote(self.cache.path.as_os_str().as_encoded_bytes());
-        let _ = writeln!(text, "{directory}: {} copies, {}", copies.len(), megabytes(total));
-        let json = json!({ "directory": directory, "size": total, "copies": listed });
-        Ok(Outcome { text, json, good: true })
+        Ok(own)
     }
 
     /// Reads every copy and compares it with its digest; what differs is set aside and copied again when it is needed.
@@ -151,7 +146,7 @@ impl Commands {
 
     /// Removes copies, named by digest or by source; `all` removes every one that is not in use.
     pub fn remove(&self, names: &[String], all: bool) -> Result<Outcome, Failure> {
-        let manifests = self.manifests()?;
+        let manifests = manifests(&self.cache)?;
         let matches = |copy: &Copy, name: &str| {
             let path = std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
             Digest::parse(name) == Some(copy.digest)
@@ -174,18 +169,13 @@ impl Commands {
     }
 
     fn copies(&self) -> Result<Vec<Copy>, Failure> {
-        room::copies(&self.cache).map_err(|error| self.unlisted(&error))
-    }
-
-    fn manifests(&self) -> Result<Vec<Manifest>, Failure> {
-        let names = self.cache.names(SOURCE).map_err(|error| self.unlisted(&error))?;
-        Ok(names.iter().filter_map(|name| self.cache.manifest(name)).collect())
+        copies(&self.cache)
     }
 
     /// Removes manifests and locks of sources whose copies are gone.
     fn forget(&self) -> Result<(), Failure> {
         let copies = self.copies()?;
-        for name in self.cache.names(SOURCE).map_err(|error| self.unlisted(&error))? {
+        for name in self.cache.names(SOURCE).map_err(|error| unlisted(&self.cache, &error))? {
             let manifest = self.cache.manifest(&name.replace(".lock", ".json"));
             let digest = manifest.and_then(|manifest| Digest::parse(&manifest.digest));
             if !copies.iter().any(|copy| Some(copy.digest) == digest) {
@@ -195,10 +185,54 @@ impl Commands {
         }
         Ok(())
     }
+}
 
-    fn unlisted(&self, error: &std::io::Error) -> Failure {
-        Failure::new(format!("{}: {error}", self.cache.path.display()))
+fn list(cache: &Cache) -> Result<Outcome, Failure> {
+    let manifests = manifests(cache)?;
+    let mut copies = copies(cache)?;
+    copies.sort_by_key(|copy| std::cmp::Reverse(copy.used));
+    let (mut text, mut listed) = (String::new(), Vec::new());
+    for copy in &copies {
+        // Others than root cannot tell of the copies that are shared.
+        let in_use = cache.open_file(&copy.name).ok().map(in_use);
+        let sources: Vec<&Manifest> = of_copy(&manifests, copy.digest).collect();
+        let named = |manifest: &&Manifest| {
+            let user = manifest.user.map_or_else(String::new, |user| format!(" (for uid {user})"));
+            quote(manifest.source.as_bytes()) + &user
+        };
+        let paths: Vec<String> = sources.iter().map(named).collect();
+        let used =
+            if in_use == Some(true) { "in use".to_owned() } else { format!("used {} ago", age(copy.used.0)) };
+        let (size, paths) = (megabytes(copy.size), paths.join(", "));
+        let _ = writeln!(text, "{}  {size:>12}  {used:<14}  {paths}", copy.digest);
+        listed.push(json!({
+            "digest": copy.digest.to_string(),
+            "size": copy.size,
+            "last_used": copy.used.0,
+            "in_use": in_use,
+            "sources": sources.iter().map(|manifest| json!({
+                "path": manifest.source, "staged": manifest.staged, "user": manifest.user,
+            })).collect::<Vec<_>>(),
+        }));
     }
+    let total: u64 = copies.iter().map(|copy| copy.size).sum();
+    let directory = quote(cache.path.as_os_str().as_encoded_bytes());
+    let _ = writeln!(text, "{directory}: {} copies, {}", copies.len(), megabytes(total));
+    let json = json!({ "directory": directory, "size": total, "copies": listed });
+    Ok(Outcome { text, json, good: true })
+}
+
+fn copies(cache: &Cache) -> Result<Vec<Copy>, Failure> {
+    room::copies(cache).map_err(|error| unlisted(cache, &error))
+}
+
+fn manifests(cache: &Cache) -> Result<Vec<Manifest>, Failure> {
+    let names = cache.names(SOURCE).map_err(|error| unlisted(cache, &error))?;
+    Ok(names.iter().filter_map(|name| cache.manifest(name)).collect())
+}
+
+fn unlisted(cache: &Cache, error: &std::io::Error) -> Failure {
+    Failure::new(format!("{}: {error}", cache.path.display()))
 }
 
 fn of_copy(manifests: &[Manifest], digest: Digest) -> impl Iterator<Item = &Manifest> {

@@ -1,4 +1,5 @@
-//! Locks in the user's directory. They end with their holder, whatever ends it. Runs as the user on the host.
+//! Locks in a directory of copies. They end with their holder, whatever ends it. Runs as the user on the host, or as root
+//! in the shared cache, where no user can open them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,5 @@
 //! Staging: an image on a network file system is copied to the node once, and used from there. Runs as the user on the
-//! host.
+//! host; where the copies are root's, `shared.rs` asks the keeper, whose storekeeper runs `staged` as well.
 //!
 //!     source, opened -> known, and its copy is good? ----------------------> the copy
 //!                    -> else, one process at a time: what srun has sent, if it has; room, copy, publish --> the copy
@@ -8,20 +8,23 @@
 //! The source is opened first in any case, so nobody uses a copy of what he cannot read.
 
 pub mod broadcast;
-mod cache;
+pub mod cache;
 pub mod commands;
 mod copy;
 mod lock;
 mod place;
 mod room;
+pub mod shared;
+pub mod store;
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use mizzen_core::failure::cause;
-use mizzen_core::staging::{Amount, Policy};
+use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Digest, Failure};
 use rustix::io::Errno;
 
@@ -32,7 +35,8 @@ use broadcast::Delivery;
 use cache::{Cache, Identity, Manifest, describe};
 use copy::{CopyError, copy};
 use lock::{Lock, Turn};
-use room::Limits;
+pub use room::Limits;
+use shared::Keeper;
 
 /// What the site and the user say about staging.
 #[derive(Clone, Debug, Default)]
@@ -44,17 +48,41 @@ pub struct Staging {
     network: Vec<String>,
     /// What srun has sent to this node.
     deliveries: Vec<Delivery>,
+    /// Who makes copies that all users share, if that is how it is done here.
+    keeper: Option<Arc<Keeper>>,
+    /// Whether the keeper is asked for a mount too, as the site wants it.
+    mounts: bool,
 }
 
 impl Staging {
     /// The site's settings with this policy.
     pub fn new(policy: Policy, config: &Config) -> Result<Staging, Failure> {
-        let limits = Limits {
-            max_size: Amount::parse(&config.stage_max_size)?,
-            keep_free: Amount::parse(&config.stage_keep_free)?,
-        };
+        let limits = Limits::new(config)?;
         let (directory, network) = (config.stage_directory.clone(), config.network_file_systems.clone());
-        Ok(Staging { policy, directory, limits, network, deliveries: Vec::new() })
+        Ok(Staging {
+            policy,
+            directory,
+            limits,
+            network,
+            deliveries: Vec::new(),
+            keeper: None,
+            mounts: false,
+        })
+    }
+
+    /// The same with a keeper, for the root of a container.
+    pub fn set_keeper(&mut self, keeper: Keeper) {
+        (self.keeper, self.mounts) = (Some(Arc::new(keeper)), true);
+    }
+
+    /// The keeper, if it is needed. What srun has sent goes into the user's own folder.
+    pub fn keeper(&self) -> Option<&Keeper> {
+        self.keeper.as_deref().filter(|keeper| self.deliveries.is_empty() || keeper.must_mount())
+    }
+
+    /// The same for what is mounted in a container beside its root.
+    pub fn for_data(&self) -> Staging {
+        Staging { mounts: false, ..self.clone() }
     }
 
     /// Uses everything where it is.
@@ -134,14 +162,27 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
             Some(_) => Err(Trouble::Refused(Failure::new("a directory has no digest"))),
         };
     }
-    let cache = match wanted(&opened.file, staging) {
-        Ok(cache) => cache,
-        Err(failure) => {
-            note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
-            None
+    let staged = match staging.keeper() {
+        Some(keeper) => {
+            wanted_of(keeper, &opened.file, staging).then(|| keeper.stage(&opened, staging.mounts))
         }
+        None => match wanted(&opened.file, staging) {
+            Ok(cache) => cache.map(|cache| {
+                let source = Original::of_user(&opened)?;
+                staged(&cache, &source, staging, &mut Terminal::new(&opened.path))
+            }),
+            Err(failure) => {
+                note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
+                None
+            }
+        },
     };
-    let ready = match cache.map(|cache| staged(&cache, &opened, staging)) {
+    if let Some(Ok((.., Place::Copied))) = staged
+        && !is_still_there(&opened)
+    {
+        return Err(Trouble::Source(changing(&opened.path)));
+    }
+    let ready = match staged {
         Some(Ok((file, digest, place))) => {
             Ready { opened: Opened { file, ..opened }, digest: Some(digest), place }
         }
@@ -167,6 +208,20 @@ fn check_pin(pin: Option<Digest>, found: Digest) -> Result<(), Trouble> {
             ))
         }
         _ => Ok(()),
+    }
+}
+
+/// Whether a file still has the name by which it was opened.
+fn is_still_there(opened: &Opened) -> bool {
+    matches!((Identity::of(&opened.file), Identity::at(&opened.path)), (Ok(one), Ok(other)) if one == other)
+}
+
+/// Whether the keeper is to copy this file. The kernel mounts nothing but copies.
+fn wanted_of(keeper: &Keeper, file: &File, staging: &Staging) -> bool {
+    match staging.policy {
+        Policy::Never => false,
+        Policy::Auto => staging.mounts && keeper.must_mount() || place::is_network(file, &staging.network),
+        Policy::Always | Policy::Broadcast => true,
     }
 }
 
@@ -199,26 +254,86 @@ pub fn digest(opened: &Opened) -> Result<Digest, Failure> {
     })
 }
 
+/// A file that is to be copied.
+pub struct Original<'a> {
+    /// Its path, for people.
+    path: &'a Path,
+    file: &'a File,
+    identity: Identity,
+    /// For whom root copies it.
+    user: Option<u32>,
+}
+
+impl<'a> Original<'a> {
+    /// One that the user copies for himself.
+    fn of_user(opened: &'a Opened) -> Result<Original<'a>, Trouble> {
+        let identity =
+            Identity::of(&opened.file).map_err(|error| Trouble::Source(unreadable(&opened.path, &error)))?;
+        Ok(Original { path: &opened.path, file: &opened.file, identity, user: None })
+    }
+}
+
+/// Who is told how a copy goes on.
+trait Audience {
+    /// So many bytes are copied.
+    fn copied(&mut self, done: u64, total: u64);
+    /// Something that is no failure.
+    fn note(&mut self, text: &str);
+}
+
+/// The user's terminal, or the output of his job.
+struct Terminal<'a> {
+    path: &'a Path,
+    progress: Option<(Progress, u64)>,
+}
+
+impl<'a> Terminal<'a> {
+    fn new(path: &'a Path) -> Terminal<'a> {
+        Terminal { path, progress: None }
+    }
+}
+
+impl Audience for Terminal<'_> {
+    fn copied(&mut self, done: u64, total: u64) {
+        // A second attempt begins anew.
+        let shown = self.progress.take().filter(|(_, shown)| *shown <= done);
+        let (mut progress, shown) =
+            shown.unwrap_or_else(|| (progress(self.path, "copying to the node", total), 0));
+        progress.advance(done - shown);
+        self.progress = Some((progress, done));
+    }
+
+    fn note(&mut self, text: &str) {
+        if speaks() {
+            note(text, None);
+        }
+    }
+}
+
 /// The copy of an image: the one that is there, the one that somebody else is making, or our own.
-fn staged(cache: &Cache, source: &Opened, staging: &Staging) -> Result<(File, Digest, Place), Trouble> {
-    let identity =
-        Identity::of(&source.file).map_err(|error| Trouble::Source(unreadable(&source.path, &error)))?;
+fn staged(
+    cache: &Cache,
+    source: &Original,
+    staging: &Staging,
+    tell: &mut dyn Audience,
+) -> Result<(File, Digest, Place), Trouble> {
+    let identity = &source.identity;
     let name = format!("{}{}.lock", cache::SOURCE, identity.key());
     let mut heard = (String::new(), Instant::now());
     let (begin, mut told) = (Instant::now(), false);
     loop {
-        if let Some((file, digest)) = cache.find(&identity) {
+        if let Some((file, digest)) = cache.find(identity) {
             return Ok((file, digest, Place::Cache));
         }
         match lock::attempt(cache, &name).map_err(Trouble::Cache)? {
             Turn::Mine(lock) => {
                 // Its last holder may have made the copy since we looked.
-                if let Some((file, digest)) = cache.find(&identity) {
+                if let Some((file, digest)) = cache.find(identity) {
                     return Ok((file, digest, Place::Cache));
                 }
-                let made = match staging.adopt(cache, source, &identity, &lock) {
+                let made = match staging.adopt(cache, source, &lock, tell) {
                     Some(adopted) => Ok(adopted),
-                    None => make(cache, source, &identity, &staging.limits, &lock),
+                    None => make(cache, source, &staging.limits, &lock, tell),
                 };
                 let (file, digest) = made?;
                 // Others may have copied at the same time.
@@ -230,8 +345,8 @@ fn staged(cache: &Cache, source: &Opened, staging: &Staging) -> Result<(File, Di
                 return Err(Trouble::Cache(format!("{who} is copying it and makes no progress")));
             }
             Turn::Held(who) => {
-                if !told && begin.elapsed() > PATIENT && speaks() {
-                    note(&format!("{} is being copied to the node by {who}", shown(&source.path)), None);
+                if !told && begin.elapsed() > PATIENT {
+                    tell.note(&format!("{} is being copied to the node by {who}", shown(source.path)));
                     told = true;
                 }
                 std::thread::sleep(lock::PAUSE);
@@ -243,18 +358,19 @@ fn staged(cache: &Cache, source: &Opened, staging: &Staging) -> Result<(File, Di
 /// Copies the image. The caller has the source's lock.
 fn make(
     cache: &Cache,
-    source: &Opened,
-    identity: &Identity,
+    source: &Original,
     limits: &Limits,
     lock: &Lock,
+    tell: &mut dyn Audience,
 ) -> Result<(File, Digest), Trouble> {
+    let identity = &source.identity;
     settle(identity);
     room::make(cache, identity.size, 0, limits).map_err(Trouble::Cache)?;
-    let (unfinished, digest) = match fill(cache, source, identity, lock) {
+    let (unfinished, digest) = match fill(cache, source, lock, tell) {
         Err(Full::Full(_)) => {
             // Another user's files, or a quota: let our own go, once.
             room::make(cache, 0, identity.size, limits).map_err(Trouble::Cache)?;
-            fill(cache, source, identity, lock)
+            fill(cache, source, lock, tell)
         }
         other => other,
     }
@@ -264,14 +380,15 @@ fn make(
     })?;
     let unpublished = |errno| Trouble::Cache(format!("{}: {}", cache.path.display(), describe(errno)));
     let file = cache.publish(unfinished, digest, identity.size).map_err(unpublished)?;
-    conclude(cache, &Manifest::new(&source.path, identity, digest));
+    conclude(cache, source, digest, tell);
     Ok((file, digest))
 }
 
 /// Remembers a copy. Without that the next start copies again; this one has what it needs.
-fn conclude(cache: &Cache, manifest: &Manifest) {
-    if let Err(error) = cache.write_manifest(manifest) {
-        note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)), None);
+fn conclude(cache: &Cache, source: &Original, digest: Digest, tell: &mut dyn Audience) {
+    let manifest = Manifest::new(source.path, &source.identity, digest, source.user);
+    if let Err(error) = cache.write_manifest(&manifest) {
+        tell.note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)));
     }
 }
 
@@ -284,10 +401,11 @@ enum Full {
 /// Fills a new file with the source's content, and sees that the source was the same all the time.
 fn fill(
     cache: &Cache,
-    source: &Opened,
-    identity: &Identity,
+    source: &Original,
     lock: &Lock,
+    tell: &mut dyn Audience,
 ) -> Result<(cache::Unfinished, Digest), Full> {
+    let identity = &source.identity;
     let failed = |error: io::Error| {
         let why = format!("{}: cannot write the copy: {}", cache.path.display(), cause(&error));
         match Errno::from_io_error(&error) {
@@ -296,22 +414,20 @@ fn fill(
         }
     };
     let unfinished = cache.begin().map_err(|errno| failed(errno.into()))?;
-    let mut progress = progress(&source.path, "copying to the node", identity.size);
-    let mut tell = lock.teller(identity.size);
-    let digest = copy(&source.file, Some(&unfinished.file), identity.size, &mut |bytes| {
-        progress.advance(bytes);
-        tell(bytes);
+    let (mut done, mut say) = (0, lock.teller(identity.size));
+    let digest = copy(source.file, Some(&unfinished.file), identity.size, &mut |bytes| {
+        done += bytes;
+        tell.copied(done, identity.size);
+        say(bytes);
     });
     let digest = digest.map_err(|error| match error {
         CopyError::Target(error) => failed(error),
-        CopyError::Source(error) => Full::Other(Trouble::Source(unreadable(&source.path, &error))),
-        CopyError::Shorter => Full::Other(Trouble::Source(changing(&source.path))),
+        CopyError::Source(error) => Full::Other(Trouble::Source(unreadable(source.path, &error))),
+        CopyError::Shorter => Full::Other(Trouble::Source(changing(source.path))),
     })?;
-    let unchanged = [Identity::of(&source.file), Identity::at(&source.path)]
-        .into_iter()
-        .all(|now| now.is_ok_and(|now| now == *identity));
-    if !unchanged {
-        return Err(Full::Other(Trouble::Source(changing(&source.path))));
+    let now = Identity::of(source.file).map(|now| Identity { boot: identity.boot.clone(), ..now });
+    if !now.is_ok_and(|now| now == *identity) {
+        return Err(Full::Other(Trouble::Source(changing(source.path))));
     }
     Ok((unfinished, digest))
 }

@@ -1,15 +1,15 @@
 //! Makes room for a copy: those that were not used for the longest time go, never one in use. Runs as the user on the
-//! host.
+//! host, or as root in the shared cache.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use mizzen_core::Digest;
 use mizzen_core::staging::Amount;
-use rustix::fs::{AtFlags, FlockOperation, flock, fstat, fstatvfs, statat};
+use mizzen_core::{Config, Digest, Failure};
+use rustix::fs::{AtFlags, fstat, fstatvfs, statat};
 use rustix::io::Errno;
 
-use super::cache::{BROKEN, COPY, Cache, TEMPORARY, describe};
+use super::cache::{BROKEN, COPY, Cache, TEMPORARY, describe, in_use};
 use super::{broadcast, lock};
 
 /// How much the copies may take.
@@ -19,6 +19,16 @@ pub struct Limits {
     pub max_size: Option<Amount>,
     /// What they leave free on the disk.
     pub keep_free: Option<Amount>,
+}
+
+impl Limits {
+    /// The site's.
+    pub fn new(config: &Config) -> Result<Limits, Failure> {
+        Ok(Limits {
+            max_size: Amount::parse(&config.stage_max_size)?,
+            keep_free: Amount::parse(&config.stage_keep_free)?,
+        })
+    }
 }
 
 /// Making room is a matter of milliseconds.
@@ -104,11 +114,6 @@ pub fn remove_unused(cache: &Cache, name: &str) -> bool {
     }
 }
 
-/// Whether somebody has a lock on the file. If not, the caller has it until the file is closed.
-pub fn in_use(file: impl AsFd) -> bool {
-    flock(file, FlockOperation::NonBlockingLockExclusive).is_err()
-}
-
 /// Whether the name still means this file.
 fn is_named(cache: &Cache, name: &str, file: impl AsFd) -> bool {
     let named = statat(&cache.dir, name, AtFlags::SYMLINK_NOFOLLOW);
@@ -117,7 +122,9 @@ fn is_named(cache: &Cache, name: &str, file: impl AsFd) -> bool {
 
 /// Removes what crashes and damage have left. Returns how many files.
 pub fn sweep(cache: &Cache) -> usize {
-    broadcast::sweep(cache);
+    if !cache.shared {
+        broadcast::sweep(cache);
+    }
     let left = [TEMPORARY, BROKEN].iter().flat_map(|prefix| cache.names(prefix).unwrap_or_default());
     left.filter(|name| remove_unused(cache, name)).count()
 }

@@ -17,7 +17,9 @@ use std::process::ExitCode;
 
 use mizzen_core::failure::quote;
 use mizzen_core::handover::{self, Accounts, Role};
+use mizzen_core::kernel_mount::Reader;
 use mizzen_core::request::{self, Container};
+use mizzen_core::settings::Writable;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Config, Digest, Failure, Handover, Request};
 
@@ -25,8 +27,9 @@ use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Stopwatch};
 use crate::plan::{Facts, Program, typed_command};
-use crate::sandbox::{self, Namespaces, Sources, Unstartable};
+use crate::sandbox::{self, Namespaces, RootSource, Sources, Unstartable};
 use crate::slurm::{self, Inside};
+use crate::stage::shared::Keeper;
 use crate::{report, report_note, sys};
 use meeting::Meeting;
 
@@ -133,12 +136,16 @@ fn enter(
             namespaces.enter()?;
             (RunOptions { image, command, step: of_step, ..RunOptions::default() }, facts, None)
         }
-        Role::Builder { broker, accounts, alone } => {
+        Role::Builder { broker, keeper, accounts, alone } => {
             let config = Config::load(&handover.config)?;
             let mut options = RunOptions::new(image, command, settings, &config, Origin::StepOption)?;
             options.step = of_step;
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
                 options.staging.expect(&sent);
+            }
+            if let Some(keeper) = *keeper {
+                let keeper = find_keeper(keeper, &options, &config)?;
+                options.staging.set_keeper(keeper);
             }
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
@@ -172,6 +179,16 @@ fn enter(
     Ok(program)
 }
 
+/// The keeper of the copies that all users share. The kernel shows files with the owners that they have in the image, and
+/// those can neither be changed nor be root's inside: where that is wanted, our own server shows them as the user's.
+fn find_keeper(keeper: i32, options: &RunOptions, config: &Config) -> Result<Keeper, Failure> {
+    let socket = sys::own_inherited(keeper)
+        .map_err(|error| Failure::new(format!("the keeper's descriptor is closed: {error}")))?;
+    let served = options.writable != Writable::No || options.remap_root;
+    let reader = if served { Reader::Fuse } else { config.mount.squashfs };
+    Ok(Keeper::new(socket, reader, &config.stage_shared))
+}
+
 /// A container that this process is in.
 struct Built {
     namespaces: Namespaces,
@@ -195,10 +212,21 @@ fn build(
     let host = Host::look_with(accounts, broker.is_some());
     let image = pipeline::Image::find_at(&options.image, pin, &options.staging)?;
     watch.lap("stage");
-    let root = image.source(options, &host)?;
+    // Where the kernel mounts the image, it does so while the rest is planned; else the file server reads ahead meanwhile.
+    let keeper = options.staging.keeper().filter(|keeper| keeper.is_mounting());
+    let root = keeper.is_none().then(|| image.source(options, &host)).transpose()?;
     let (plan, data) = pipeline::plan(options, &image, &host)?;
+    let root = match (root, keeper) {
+        (Some(root), _) => root,
+        (None, Some(keeper)) if keeper.has_mounted()? => RootSource::Directory(keeper.mount_place()),
+        (None, _) => image.source(options, &host)?,
+    };
     let sources = Sources { root, data };
     watch.lap("plan");
+    let keeper = options.staging.keeper().filter(|_| options.verbose);
+    if let Some(why) = keeper.and_then(Keeper::refusal) {
+        report_note(&format!("{}: the kernel does not mount the image: {why}", handover.node));
+    }
     plan.notes.iter().for_each(|note| report_note(&format!("{}: {note}", handover.node)));
     let namespaces = sandbox::build(&plan, sources, broker)?;
     watch.lap("mount");

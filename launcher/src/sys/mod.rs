@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod inherited;
+mod loop_device;
 mod passing;
 
 use std::io;
@@ -12,6 +13,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
 pub use inherited::{is_ignored, peer_uid};
+pub use loop_device::attach as attach_loop;
 pub use passing::{pass_descriptors, receive_descriptors};
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.

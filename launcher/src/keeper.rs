@@ -1,0 +1,304 @@
+//! The keeper: the only part of this program that runs as root for a user. Slurm's plugin starts it, where the site
+//! wants copies of images that all users share, beside the first task of a step and in the same mount namespace.
+//!
+//! Its other end is the launcher, which is the user's own process and says what the user likes. What it sends is one
+//! descriptor of a file, open for reading. The keeper believes nothing about it but what the kernel says: which mount of
+//! the keeper's own namespace it lies on, whose it is, and which path it has there. It resolves no path of the user's,
+//! parses no image and runs no program. The copy is made by the storekeeper, a process without root's powers; the
+//! keeper hands it out, and mounts it if the administrator's limits admit the source.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use mizzen_core::config::Source;
+use mizzen_core::failure::cause;
+use mizzen_core::kernel_mount::SourceFile;
+use mizzen_core::{Config, Failure};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_name;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::wait::waitpid;
+use nix::unistd::{geteuid, getpid};
+use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount,
+};
+
+use crate::stage::cache::Cache;
+use crate::stage::shared::{STAGE_AND_MOUNT, Word, receive_bytes};
+use crate::stage::{Staging, store};
+use crate::{report, sys};
+
+/// The name under which the plugin starts it: `mizzen-keeper SOCKET PROCESS USER [CONFIG]`.
+pub const NAME: &str = "mizzen-keeper";
+/// Where a mount of the kernel's is put, in the shared directory.
+pub const MOUNT: &str = "mount";
+/// A launcher that has not asked by then has been stopped; its step can still be killed.
+const PATIENCE_MILLISECONDS: i32 = 3_600_000;
+/// The root of a container and what is mounted in it; a launcher tries three times.
+const REQUESTS: u32 = 256;
+/// File systems of the kernel's own, whose files may tell a process of root's more than a user.
+const PSEUDO: &str =
+    "proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf pstore efivarfs fusectl mqueue nsfs";
+
+/// Serves one launcher, and ends with it.
+pub fn run() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let number = |index: usize| words.get(index).and_then(|word| word.parse().ok());
+    let (Some(socket), Some(process), Some(user), true) =
+        (number(0), number(1), number(2), geteuid().is_root())
+    else {
+        report(&Failure::new(format!("{NAME} is started by Slurm's plugin, as root")));
+        return ExitCode::from(125);
+    };
+    let _ = set_name(c"mizzen-keeper");
+    let config = words.get(3).map_or(Source::Default, |path| Source::Named(path.into()));
+    // Whatever goes wrong here, the launcher sees the end of its socket; it has read the same configuration.
+    if let (Ok(socket), Ok(config)) = (sys::own_inherited(socket), Config::load(&config))
+        && let Ok(user) = u32::try_from(user)
+    {
+        // Linux before 5.3 has no such descriptors.
+        let process = sys::pidfd_of(process).ok();
+        Launcher { socket, process }.serve(user, &config);
+    }
+    ExitCode::SUCCESS
+}
+
+/// Whom the keeper serves. The launcher's end of the socket may also be in the hands of other processes of the user's, so
+/// that its end alone would not tell.
+pub struct Launcher {
+    pub socket: OwnedFd,
+    pub process: Option<OwnedFd>,
+}
+
+impl Launcher {
+    /// Answers what comes through the socket until the launcher ends.
+    pub fn serve(&self, user: u32, config: &Config) {
+        let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
+        for _ in 0..REQUESTS {
+            if !self.waits_for(&self.socket, patience) {
+                return;
+            }
+            let Ok((request, Some(source))) = receive_bytes(&self.socket) else { return };
+            let mounts = request.first() == Some(&STAGE_AND_MOUNT);
+            if answer(self, user, config, mounts, source).is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for something to read. False if the launcher has ended, or the time is over.
+    fn waits_for(&self, readable: &OwnedFd, patience: PollTimeout) -> bool {
+        loop {
+            let mut ends = vec![
+                PollFd::new(readable.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.socket.as_fd(), PollFlags::empty()),
+            ];
+            ends.extend(self.process.iter().map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN)));
+            if poll(&mut ends, patience) != Err(nix::Error::EINTR) {
+                let happened = |end: &PollFd| end.any() == Some(true);
+                return happened(&ends[0]) && !ends[2..].iter().any(happened);
+            }
+        }
+    }
+}
+
+/// None if nobody listens any more.
+fn answer(launcher: &Launcher, user: u32, config: &Config, mounts: bool, source: OwnedFd) -> Option<()> {
+    let say = |word: Word| word.send(&launcher.socket, None).ok();
+    let source = File::from(source);
+    let looked = look_at(&source);
+    let refusal = match &looked {
+        _ if !config.mount.enabled() => Some("mizzen.toml does not let it".to_owned()),
+        Ok(file) => config.mount.refusal(file, user),
+        Err(why) => Some(why.clone()),
+    };
+    // Before the copy: where the launcher wants a mount or nothing, there will be nothing.
+    if let (true, Some(why)) = (mounts, &refusal) {
+        say(Word::NotMounted(why.clone()))?;
+    }
+    let file = match looked {
+        Ok(file) => file,
+        Err(why) => return say(Word::NoCopy(why)),
+    };
+    let opened = Cache::open_shared(&config.stage_shared)
+        .and_then(|cache| Ok((cache, Staging::new(config.stage, config)?)));
+    let (cache, staging) = match opened {
+        Ok(opened) => opened,
+        Err(failure) => return say(Word::NoCopy(failure.message)),
+    };
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let order = store::Order { path: &file.path, file: &source, boot: boot.trim(), user };
+    let Some(copy) = stage(launcher, &cache, &order, &staging)? else { return Some(()) };
+    if !mounts || refusal.is_some() {
+        return Some(());
+    }
+    say(match mount_copy(&copy, &cache) {
+        Ok(()) => Word::Mounted,
+        Err(why) => Word::NotMounted(why),
+    })
+}
+
+/// What the kernel says of a file that a user has sent; or why it is not one to be copied for all.
+fn look_at(file: &File) -> Result<SourceFile, String> {
+    let flags = fcntl(file, FcntlArg::F_GETFL).map(OFlag::from_bits_truncate);
+    if !flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDONLY && !flags.contains(OFlag::O_PATH))
+    {
+        return Err("it is not open for reading alone".to_owned());
+    }
+    // Before its file system is asked anything: that may be a process of the user's own.
+    let fd = file.as_raw_fd();
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    check_mount(mount.unwrap_or_default(), &mounts)?;
+    let found = file.metadata().map_err(|error| cause(&error))?;
+    if !found.is_file() {
+        return Err("it is not a file".to_owned());
+    }
+    // The path on a mount of this namespace, which no user can have made.
+    let path = fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|error| cause(&error))?;
+    Ok(SourceFile { path, owner: found.uid(), mode: found.mode(), links: found.nlink() })
+}
+
+/// A file's identity means something only on a file system that root has mounted. A user who mounts his own, in his own
+/// namespace or through FUSE, chooses all of it.
+fn check_mount(id: &str, mounts: &str) -> Result<(), String> {
+    let line = mounts.lines().find(|line| line.split(' ').next() == Some(id) && !id.is_empty());
+    let line = line.ok_or("it does not lie on a mount of the node")?;
+    // 36 35 98:0 /root /place options [optional fields] - type source super-options
+    let mut rest = line.split_once(" - ").map_or("", |(_, rest)| rest).split(' ');
+    let (kind, options) = (rest.next().unwrap_or_default(), rest.nth(1).unwrap_or_default());
+    if PSEUDO.split(' ').any(|pseudo| pseudo == kind) {
+        return Err(format!("it lies on {kind}"));
+    }
+    if kind.starts_with("fuse") && !options.split(',').any(|option| option == "user_id=0") {
+        return Err("it lies on a file system that a user serves".to_owned());
+    }
+    Ok(())
+}
+
+/// Has the storekeeper find or make the copy, which tells the launcher itself how that goes, and gives it the copy. None if
+/// the launcher has ended; the inner None if there is no copy.
+fn stage(
+    launcher: &Launcher,
+    cache: &Cache,
+    order: &store::Order,
+    staging: &Staging,
+) -> Option<Option<File>> {
+    let no_copy = |why: &str| Word::NoCopy(why.to_owned()).send(&launcher.socket, None).ok().map(|()| None);
+    let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
+    let Ok((ours, theirs)) = pair else { return no_copy("cannot make a socket") };
+    let keeper = getpid();
+    let Ok(storekeeper) =
+        sys::spawn_child(|| store::run(keeper, [&launcher.socket, &theirs], cache, order, staging))
+    else {
+        return no_copy("cannot fork");
+    };
+    drop(theirs);
+    let said = launcher.waits_for(&ours, PollTimeout::NONE).then(|| receive_bytes(&ours).ok()).flatten();
+    // It has nothing more to say. One that waits for its file system ends by this.
+    let _ = kill(storekeeper, Signal::SIGKILL);
+    let _ = waitpid(storekeeper, None);
+    match said {
+        None => None,
+        Some((_, Some(copy))) => Some(Some(copy.into())),
+        Some((text, None)) if text.is_empty() => no_copy("the process that copies it has ended"),
+        Some(_) => Some(None),
+    }
+}
+
+/// Mounts a copy where the launcher, which is in the same mount namespace, finds it. The namespace belongs to root, so
+/// that the flags stay as they are in every namespace that the user makes of it.
+fn mount_copy(copy: &File, cache: &Cache) -> Result<(), String> {
+    let found = copy.metadata().map_err(|error| cause(&error))?;
+    if !(found.is_file() && found.uid() == 0 && found.mode() & 0o7777 == 0o400) {
+        return Err("it is not a copy of root's".to_owned());
+    }
+    let mut magic = [0; 4];
+    if copy.read_exact_at(&mut magic, 0).is_err() || magic != *b"hsqs" {
+        return Err("it is not a squashfs".to_owned());
+    }
+    let failed = |what: &str, errno: Errno| format!("{what}: {}", cause(&errno.into()));
+    match mkdirat(&cache.dir, MOUNT, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(failed("cannot make a place for it", errno)),
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let place = openat(&cache.dir, MOUNT, flags, Mode::empty())
+        .map_err(|errno| failed("cannot open the place for it", errno))?;
+    // Until the mount is there, this keeps the device.
+    let (_device, path) =
+        sys::attach_loop(copy).map_err(|error| format!("cannot get a loop device: {}", cause(&error)))?;
+    mount_device(&path, &place).map_err(|errno| failed("cannot mount it", errno))
+}
+
+fn mount_device(device: &Path, place: &OwnedFd) -> Result<(), Errno> {
+    let context = match fsopen("squashfs", FsOpenFlags::FSOPEN_CLOEXEC) {
+        // Linux before 5.2.
+        Err(Errno::NOSYS) => {
+            let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+            let place = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
+            return mount(device, place, "squashfs", flags, None);
+        }
+        context => context?,
+    };
+    fsconfig_set_string(context.as_fd(), "source", device)?;
+    fsconfig_set_flag(context.as_fd(), "ro")?;
+    fsconfig_create(context.as_fd())?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let mounted = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mounted.as_fd(), "", place.as_fd(), "", flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::CWD;
+
+    const MOUNTS: &str = "36 35 98:0 / / rw - ext4 /dev/sda rw\n\
+        40 36 0:51 / /shared rw,nosuid shared:7 master:1 - fuse.bindfs /x rw,user_id=0,group_id=0,allow_other\n\
+        41 36 0:52 / /home/u/m rw - fuse.sshfs u@h: rw,user_id=1000,group_id=1000\n\
+        42 36 0:53 / /proc rw - proc proc rw\n\
+        43 36 0:54 / /odd rw - fuse x rw,xuser_id=0\n";
+
+    #[test]
+    fn files_count_only_on_mounts_of_roots() {
+        assert!(check_mount("36", MOUNTS).is_ok() && check_mount("40", MOUNTS).is_ok());
+        for (id, why) in [
+            ("41", "a user serves"),
+            ("43", "a user serves"),
+            ("42", "it lies on proc"),
+            ("3", "not lie on a mount"),
+            ("", "not lie on a mount"),
+        ] {
+            let refused = check_mount(id, MOUNTS).unwrap_err();
+            assert!(refused.contains(why), "{id}: {refused}");
+        }
+    }
+
+    #[test]
+    fn descriptors_that_can_do_more_than_read_are_refused() {
+        let file = std::env::temp_dir().join(format!("mizzen-keeper-{}", std::process::id()));
+        let writable =
+            File::options().write(true).read(true).create(true).truncate(true).open(&file).unwrap();
+        assert!(look_at(&writable).unwrap_err().contains("not open for reading alone"));
+        let path_only = openat(CWD, &file, OFlags::PATH, Mode::empty()).unwrap();
+        assert!(look_at(&path_only.into()).unwrap_err().contains("not open for reading alone"));
+        let found = look_at(&File::open(&file).unwrap()).unwrap();
+        assert_eq!((found.path.canonicalize().unwrap(), found.links), (file.canonicalize().unwrap(), 1));
+        assert!(look_at(&File::open(std::env::temp_dir()).unwrap()).unwrap_err().contains("not a file"));
+        assert!(look_at(&File::open("/proc/self/status").unwrap()).unwrap_err().contains("lies on proc"));
+        fs::remove_file(&file).unwrap();
+    }
+}
