@@ -1,5 +1,5 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install stage deps demo cluster test test-long bench lint bindings clean
+.PHONY: help build portable install stage deps demo cluster test test-long releases bench lint bindings clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -70,8 +70,8 @@ $(TOOLS)/ready: packaging/portable.txt
 stage: portable
 	rm -rf target/stage
 	$(MAKE) --no-print-directory install FROM=target/portable DESTDIR=target/stage PREFIX=/usr
-	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" cargo zigbuild --release --target $(HOST).$(GLIBC) -p spank-mizzen \
-	  --features inject-panic --target-dir target/inject
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	  cargo zigbuild --release --target $(HOST).$(GLIBC) -p spank-mizzen --features inject-panic --target-dir target/inject
 	install -D target/inject/$(HOST)/release/libspank_mizzen.so target/stage-inject/usr/lib/mizzen/spank_mizzen.so
 
 # Debian packages for the build and for the virtual cluster.
@@ -102,10 +102,14 @@ demo: deps root stage
 
 # The tests wait for Slurm more than they compute.
 test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))
-test: deps root stage
+test: deps root
 	cargo build -q -p mizzen-tests
-	target/debug/vcluster releases
+	$(MAKE) --no-print-directory -j2 stage releases
 	cargo test --workspace
+
+# Beside `stage`: this waits for the network and the disk, that for the linker, which uses one processor.
+releases:
+	target/debug/vcluster releases
 
 bench: deps root stage
 	cargo build -q -p mizzen-tests
