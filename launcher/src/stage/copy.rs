@@ -12,9 +12,10 @@ use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use mizzen_core::Digest;
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use sha2::{Digest as _, Sha256};
 
+use super::place;
 use crate::sys;
 
 /// How much is read at once.
@@ -51,8 +52,9 @@ pub fn copy(
 ) -> Result<Digest, CopyError> {
     let work = Work { source, target, size };
     let threads = threads();
-    // It only makes reading faster.
+    // It only makes reading faster. More than that (WillNeed for the pieces to come) makes it slower on a local disk.
     let _ = fadvise(source, 0, None, Advice::Sequential);
+    let _unbuffered = place::is_fuse(source).then(|| Unbuffered::new(source));
     let digest = std::thread::scope(|scope| {
         // Each reader has every READERS-th piece, so that their order is known without asking.
         let readers: Vec<Option<Reader>> =
@@ -89,6 +91,25 @@ fn wait_for_end(before: usize) {
     }
 }
 
+/// Reads past the kernel's memory, as long as it lives. Of a FUSE file system the kernel forgets all that it has read
+/// ahead whenever somebody else opens the file: with many starts at once half of it would be read twice.
+struct Unbuffered<'a>(&'a File, OFlags);
+
+impl<'a> Unbuffered<'a> {
+    fn new(file: &'a File) -> Unbuffered<'a> {
+        let flags = fcntl_getfl(file).unwrap_or(OFlags::empty());
+        // Where the server cannot, it stays as it is.
+        let _ = fcntl_setfl(file, flags | OFlags::DIRECT);
+        Unbuffered(file, flags)
+    }
+}
+
+impl Drop for Unbuffered<'_> {
+    fn drop(&mut self) {
+        let _ = fcntl_setfl(self.0, self.1);
+    }
+}
+
 struct Reader {
     /// What it has read.
     pieces: Receiver<Result<Vec<u8>, CopyError>>,
@@ -122,10 +143,6 @@ impl<'a> Work<'a> {
     /// Reads a piece and writes it.
     fn transfer(&self, piece: u64, mut buffer: Vec<u8>) -> Result<Vec<u8>, CopyError> {
         let begin = piece * PIECE;
-        let next = begin + READERS * PIECE;
-        if let Some(length) = std::num::NonZeroU64::new(PIECE).filter(|_| next < self.size) {
-            let _ = fadvise(self.source, next, Some(length), Advice::WillNeed);
-        }
         // At most PIECE.
         buffer.resize((self.size - begin).min(PIECE) as usize, 0);
         let mut filled = 0;

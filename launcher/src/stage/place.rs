@@ -73,6 +73,11 @@ pub fn is_memory(file: impl AsFd) -> bool {
     magic(file).is_some_and(|magic| MEMORY_MAGIC.contains(&magic))
 }
 
+/// Whether a process serves it.
+pub fn is_fuse(file: impl AsFd) -> bool {
+    magic(file) == Some(FUSE_MAGIC)
+}
+
 fn magic(file: impl AsFd) -> Option<u32> {
     // The kernel's numbers have 32 bits; the field's type differs between machines.
     fstatfs(file).ok().map(|found| found.f_type as u32)
