@@ -216,19 +216,45 @@ enum Unread {
 
 /// Reads a file that nobody but root can have written; none if it does not exist.
 pub fn read_trusted(path: &Path) -> Result<Option<String>, Failure> {
-    match read_existing(path) {
+    if !path.is_absolute() {
+        return Err(Failure::new(format!("{}: is not an absolute path", path.display())));
+    }
+    match check_parents(path).and_then(|()| read_file(path)) {
         Ok(text) => Ok(Some(text)),
         Err(Unread::Missing) => Ok(None),
         Err(Unread::Refused(failure)) => Err(failure),
     }
 }
 
-fn read_existing(path: &Path) -> Result<String, Unread> {
-    let refuse = |what: String| Unread::Refused(Failure::new(format!("{}: {what}", path.display())));
-    if !path.is_absolute() {
-        return Err(refuse("is not an absolute path".to_owned()));
+/// Reads all such files of a directory whose names end so, in the order of their names; none if it does not exist.
+pub fn read_trusted_directory(
+    directory: &Path,
+    extension: &str,
+) -> Result<Option<Vec<(PathBuf, String)>>, Failure> {
+    match check_parents(&directory.join(extension)) {
+        Ok(()) => {}
+        Err(Unread::Missing) => return Ok(None),
+        Err(Unread::Refused(failure)) => return Err(failure),
     }
-    check_parents(path)?;
+    let entries = directory
+        .read_dir()
+        .map_err(|error| Failure::new(format!("{}: {}", directory.display(), cause(&error))))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|own| own == extension));
+    paths.sort();
+    let mut files = Vec::new();
+    for path in paths {
+        match read_file(&path) {
+            Ok(text) => files.push((path, text)),
+            Err(Unread::Missing) => {} // since it was listed
+            Err(Unread::Refused(failure)) => return Err(failure),
+        }
+    }
+    Ok(Some(files))
+}
+
+fn read_file(path: &Path) -> Result<String, Unread> {
+    let refuse = |what: String| Unread::Refused(Failure::new(format!("{}: {what}", path.display())));
     // O_NONBLOCK: a FIFO in the file's place must not block the opener.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {

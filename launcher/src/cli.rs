@@ -86,9 +86,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Check mizzen.toml: its keys and values, and that only root can write it
+    /// Check mizzen.toml and the rules in host.d: their keys and values, and that only root can write them
     CheckConfig {
-        /// The file to check [default: /etc/mizzen/mizzen.toml, which may be missing]
+        /// Only this file, in place of /etc/mizzen/mizzen.toml, which may be missing, and /etc/mizzen/host.d
         file: Option<PathBuf>,
     },
     /// Print completions for a shell

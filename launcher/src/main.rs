@@ -130,6 +130,9 @@ fn check_config(file: Option<&Path>) -> Result<(), Failure> {
     let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     let source = file.map_or(Source::Default, |file| Source::Named(absolute(file)));
     Config::load(&source)?;
+    if file.is_none() {
+        host_libraries::check_rules()?;
+    }
     print(&format!("{}: good\n", file.unwrap_or(Path::new(DEFAULT_PATH)).display()))
 }
 

@@ -240,4 +240,7 @@ fn bad_rules_are_refused(cluster: &Cluster) {
         &format!("{site} is writable by others"),
     );
     assert_out(&run(&format!("chmod 644 {site}")), 0, "");
+    // Of hardware that the node lacks no more is read than that it lacks it; but the administrator is told.
+    assert_out(&run(&format!("echo '[[set]]' >> {site}")), 0, "");
+    assert_failed(&cluster.run("mizzen check-config"), 1, &format!("{site}:3: missing field `name`"));
 }

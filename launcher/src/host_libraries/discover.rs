@@ -4,7 +4,6 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::elf::Library;
@@ -200,20 +199,8 @@ impl Node {
         let file = Some(path).filter(|path| self.exists(path)).and_then(|path| self.file(path))?;
         let opened =
             fs::File::open(&file).ok().filter(|opened| opened.metadata().is_ok_and(|m| m.is_file()))?;
-        let read_at = |offset, length| {
-            let mut bytes = vec![0; length];
-            let mut filled = 0;
-            while filled < length {
-                match opened.read_at(&mut bytes[filled..], offset + filled as u64)? {
-                    0 => break,
-                    read => filled += read,
-                }
-            }
-            bytes.truncate(filled);
-            Ok(bytes)
-        };
         // What is broken cannot be loaded, as what is for another machine.
-        let library = Library::read(&read_at).ok().flatten();
+        let library = Library::read(&opened).ok().flatten();
         Some(Candidate { name: name.to_owned(), file, origin: origin.to_owned(), library })
     }
 
@@ -237,7 +224,8 @@ impl Node {
         names.into_iter().map(|name| directory.join(name)).collect()
     }
 
-    fn exists(&self, path: &Path) -> bool {
+    /// Whether a path is there.
+    pub fn exists(&self, path: &Path) -> bool {
         match self.tree {
             None => path.exists(),
             Some(_) => self.file(path).is_some(),

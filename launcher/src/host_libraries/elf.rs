@@ -7,10 +7,8 @@
 use std::collections::BTreeSet;
 use std::io;
 
+use crate::image::ReadAt;
 use crate::image::architecture::{Architecture, host_architecture};
-
-/// Reads bytes of a file: from an offset, at most so many.
-pub type ReadAt<'a> = &'a dyn Fn(u64, usize) -> io::Result<Vec<u8>>;
 
 /// A shared library of this node's own kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,8 +61,8 @@ const VER_FLG_WEAK: u16 = 2;
 
 impl Library {
     /// Reads a library; none if it is one for another machine or word size, or no ELF file at all.
-    pub fn read(read_at: ReadAt) -> io::Result<Option<Library>> {
-        let head = read_at(0, 4096)?;
+    pub fn read(file: &dyn ReadAt) -> io::Result<Option<Library>> {
+        let head = file.read_at(0, 4096)?;
         let (wide, little) = (head.get(4) == Some(&2), head.get(5) == Some(&1));
         if Architecture::from_elf(&head).is_none_or(|made_for| Some(made_for) != host_architecture())
             || !wide
@@ -72,9 +70,9 @@ impl Library {
         {
             return Ok(None);
         }
-        let segments = Segments::read(&head, read_at)?;
+        let segments = Segments::read(&head, file)?;
         let Some((offset, size)) = segments.dynamic else { return Ok(Some(Library::default())) };
-        let section = read_at(offset, usize::try_from(size).unwrap_or(usize::MAX).min(DYNAMIC_LIMIT))?;
+        let section = file.read_at(offset, usize::try_from(size).unwrap_or(usize::MAX).min(DYNAMIC_LIMIT))?;
         let entries: Vec<(u64, u64)> = section
             .chunks_exact(16)
             .map(|entry| (u64_at(entry, 0).unwrap_or(0), u64_at(entry, 8).unwrap_or(0)))
@@ -87,7 +85,7 @@ impl Library {
                 if size > STRINGS_LIMIT {
                     return Err(broken("its table of names is too large"));
                 }
-                read_at(segments.offset_of(address)?, size)?
+                file.read_at(segments.offset_of(address)?, size)?
             }
             _ => return Err(broken("it has no table of names")),
         };
@@ -101,11 +99,11 @@ impl Library {
             }
         }
         if let (Some(address), Some(count)) = (value(DT_VERNEED), value(DT_VERNEEDNUM)) {
-            let table = read_at(segments.offset_of(address)?, VERSIONS_LIMIT)?;
+            let table = file.read_at(segments.offset_of(address)?, VERSIONS_LIMIT)?;
             library.requires = requirements(&table, count, &strings)?;
         }
         if let (Some(address), Some(count)) = (value(DT_VERDEF), value(DT_VERDEFNUM)) {
-            let table = read_at(segments.offset_of(address)?, VERSIONS_LIMIT)?;
+            let table = file.read_at(segments.offset_of(address)?, VERSIONS_LIMIT)?;
             library.offers = definitions(&table, count, &strings)?;
         }
         Ok(Some(library))
@@ -121,7 +119,7 @@ struct Segments {
 }
 
 impl Segments {
-    fn read(head: &[u8], read_at: ReadAt) -> io::Result<Segments> {
+    fn read(head: &[u8], file: &dyn ReadAt) -> io::Result<Segments> {
         let truncated = || broken("its header is truncated");
         let offset = u64_at(head, 32).ok_or_else(truncated)?;
         let size = u16_at(head, 54).ok_or_else(truncated)?;
@@ -129,7 +127,7 @@ impl Segments {
         if head.len() < HEADER || usize::from(size) != PROGRAM_HEADER {
             return Err(broken("its program headers have an unknown size"));
         }
-        let table = read_at(offset, count * PROGRAM_HEADER)?;
+        let table = file.read_at(offset, count * PROGRAM_HEADER)?;
         let mut segments = Segments { loaded: Vec::new(), dynamic: None };
         for entry in table.chunks_exact(PROGRAM_HEADER) {
             let field = |at| u64_at(entry, at).unwrap_or(0);
@@ -248,11 +246,17 @@ mod tests {
     use super::*;
     use crate::image::testing::Random;
 
+    struct Bytes<'a>(&'a [u8]);
+
+    impl ReadAt for Bytes<'_> {
+        fn read_at(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.0.len());
+            Ok(self.0[start..self.0.len().min(start.saturating_add(length))].to_vec())
+        }
+    }
+
     fn read(bytes: &[u8]) -> io::Result<Option<Library>> {
-        Library::read(&|offset, length| {
-            let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
-            Ok(bytes[start..bytes.len().min(start.saturating_add(length))].to_vec())
-        })
+        Library::read(&Bytes(bytes))
     }
 
     /// Libraries of the machine that runs the tests: a C library and what is loaded into every Rust program.

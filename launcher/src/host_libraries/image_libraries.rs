@@ -84,8 +84,7 @@ impl<'a> ImageLibraries<'a> {
         first.chain(cached).chain(standard).find_map(|path| {
             let found = resolve(self.tree, &path).ok()?;
             matches!(found.entry, Some(Entry::File { .. })).then_some(())?;
-            let read_at = |offset, length| self.tree.read_at(&found.path, offset, length);
-            Library::read(&read_at).ok().flatten()
+            Library::read(self.tree.open(&found.path).ok()?.as_ref()).ok().flatten()
         })
     }
 }

@@ -99,21 +99,21 @@ pub fn decide(
     metadata: &Metadata,
     host: &Host,
 ) -> Result<HostLibraries, Failure> {
-    let rules = rules::load(Path::new(rules::DIRECTORY))?;
+    let node = Node::this();
+    let rules = rules::load(Path::new(rules::DIRECTORY), |path| node.exists(path))?;
     let variable = |name: &str| {
         let of_host = host.environment.iter().find(|(known, _)| known == name);
         let found = of_host.or(metadata.environment.iter().find(|(known, _)| known == name));
         found.and_then(|(_, value)| value.to_str()).map(str::to_owned)
     };
     let mut given = HostLibraries::default();
-    let node = Node::this();
     // Read when the first asks for devices that they may describe.
     let specs = LazyCell::new(Specs::of_node);
     let mut devices = match options.devices.is_empty() {
         true => Vec::new(),
         false => specified::named(options, &specs)?,
     };
-    for rule in rules.iter().filter(|rule| node.has(rule)) {
+    for rule in &rules {
         let (on, why) = match rule.switch {
             Switch::Gpu => gpus::wanted(options.gpu, &host.environment, || conf::read(&host.environment)),
             Switch::Fabric => (true, "default".to_owned()),
@@ -163,6 +163,11 @@ pub fn decide(
     given.add_specified(edits, &node, tree, metadata);
     given.finish();
     Ok(given)
+}
+
+/// Reads all rules, also those of hardware that this node does not have.
+pub fn check_rules() -> Result<(), Failure> {
+    rules::load(Path::new(rules::DIRECTORY), |_| true).map(drop)
 }
 
 impl HostLibraries {

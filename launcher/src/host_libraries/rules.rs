@@ -1,12 +1,12 @@
 //! The rules in /etc/mizzen/host.d: which libraries, programs, devices and files of the node containers get, as data.
 //! Each file holds one rule; a site changes them, and adds its own.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::config::{parse_failure, read_trusted};
-use mizzen_core::failure::cause;
+use mizzen_core::config::{parse_failure, read_trusted_directory};
 use serde::Deserialize;
 
 use super::pattern;
@@ -209,24 +209,35 @@ pub fn belongs_to_libc(name: &str) -> bool {
         || stem.starts_with("libnss_")
 }
 
-/// Reads the site's rules, in the order of their names; the shipped ones where the directory does not exist.
-pub fn load(directory: &Path) -> Result<Vec<Rule>, Failure> {
-    let entries = match std::fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return SHIPPED.iter().map(|(name, text)| Rule::parse(name, text, Path::new(name))).collect();
+/// What is read of a rule first.
+#[derive(Deserialize)]
+struct Head {
+    when: Vec<PathBuf>,
+}
+
+/// Whether a rule may hold, by its keys before the sets: most of a file is parsed only on nodes that it is about. What
+/// cannot be told so is left to the whole.
+fn may_hold(text: &str, exists: impl Fn(&Path) -> bool) -> bool {
+    let sets = text.find("\n[").unwrap_or(text.len());
+    let head: Result<Head, _> = toml::from_str(&text[..sets]);
+    head.map_or(true, |head| head.when.is_empty() || head.when.iter().any(|path| exists(path)))
+}
+
+/// Reads the site's rules that hold where something exists, in the order of their names; of the shipped ones where the
+/// directory does not exist.
+pub fn load(directory: &Path, exists: impl Fn(&Path) -> bool) -> Result<Vec<Rule>, Failure> {
+    let files = match read_trusted_directory(directory, "toml")? {
+        Some(files) => files.into_iter().map(|(path, text)| (path, Cow::from(text))).collect(),
+        None => {
+            SHIPPED.iter().map(|(name, text)| (PathBuf::from(name), Cow::from(*text))).collect::<Vec<_>>()
         }
-        Err(error) => return Err(Failure::new(format!("{}: {}", directory.display(), cause(&error)))),
     };
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
-    paths.sort();
     let mut rules = Vec::new();
-    for path in paths {
-        let Some(name) = path.file_stem().and_then(|name| name.to_str()) else { continue };
-        // Gone since it was listed.
-        let Some(text) = read_trusted(&path)? else { continue };
-        rules.push(Rule::parse(name, &text, &path)?);
+    for (path, text) in files {
+        if may_hold(&text, &exists) {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            rules.push(Rule::parse(&name, &text, &path)?);
+        }
     }
     Ok(rules)
 }
@@ -249,11 +260,14 @@ mod tests {
 
     #[test]
     fn the_shipped_rules_are_good() {
-        let rules = load(Path::new("/no/such/directory")).unwrap();
+        let rules = load(Path::new("/no/such/directory"), |_| true).unwrap();
         assert_eq!(
             rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>(),
             ["amd", "infiniband", "intel", "libfabric", "mpi", "nvidia"]
         );
+        assert!(load(Path::new("/no/such/directory"), |_| false).unwrap().is_empty());
+        let amd = load(Path::new("/no/such/directory"), |path| path == Path::new("/dev/kfd")).unwrap();
+        assert_eq!(amd, rules[..1]);
         let nvidia = &rules[5];
         assert_eq!(chosen(nvidia, None), ["compute", "utility", "video"]);
         assert_eq!(chosen(nvidia, Some("")), ["compute", "utility", "video"]);

@@ -13,7 +13,7 @@ pub mod tree;
 
 pub use identify::{Kind, Opened, identify};
 pub use metadata::{Metadata, check_architecture, operating_system, read as metadata, true_architecture};
-pub use tree::{DirectoryTree, Entry, Resolved, Tree, read_file, resolve};
+pub use tree::{DirectoryTree, Entry, ReadAt, Resolved, Tree, read_file, resolve};
 
 use std::path::Path;
 

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-use super::tree::{Entry, LIST_LIMIT, Tree};
+use super::tree::{Entry, LIST_LIMIT, ReadAt, Tree};
 use mizzen_squashfs::squashfs::{EntryType, Image, Inode, Kind};
 
 impl Tree for Image {
@@ -18,15 +18,8 @@ impl Tree for Image {
         Ok(PathBuf::from(OsString::from_vec(target)))
     }
 
-    fn read_at(&self, path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-        let inode = existing(self, path)?;
-        let rest = inode.size().saturating_sub(offset);
-        let length = usize::try_from(rest).unwrap_or(usize::MAX).min(length);
-        let mut content = Vec::new();
-        for piece in Image::read(self, &inode, offset, length)? {
-            piece.slices().for_each(|slice| content.extend_from_slice(slice));
-        }
-        Ok(content)
+    fn open<'a>(&'a self, path: &Path) -> io::Result<Box<dyn ReadAt + 'a>> {
+        Ok(Box::new(File { image: self, inode: existing(self, path)? }))
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<(OsString, Entry)>> {
@@ -46,6 +39,24 @@ impl Tree for Image {
             }
         }
         Ok(entries)
+    }
+}
+
+/// A file of an image.
+struct File<'a> {
+    image: &'a Image,
+    inode: Inode,
+}
+
+impl ReadAt for File<'_> {
+    fn read_at(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let rest = self.inode.size().saturating_sub(offset);
+        let length = usize::try_from(rest).unwrap_or(usize::MAX).min(length);
+        let mut content = Vec::new();
+        for piece in self.image.read(&self.inode, offset, length)? {
+            piece.slices().for_each(|slice| content.extend_from_slice(slice));
+        }
+        Ok(content)
     }
 }
 

@@ -3,8 +3,10 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 mod directory;
@@ -31,6 +33,28 @@ pub enum Entry {
 /// may have millions.
 pub const LIST_LIMIT: usize = 65_536;
 
+/// A file that can be read in pieces.
+pub trait ReadAt {
+    /// Up to `length` bytes from `offset` on; fewer at its end.
+    fn read_at(&self, offset: u64, length: usize) -> io::Result<Vec<u8>>;
+}
+
+impl ReadAt for File {
+    fn read_at(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let rest = self.metadata()?.len().saturating_sub(offset);
+        let mut content = vec![0; usize::try_from(rest).unwrap_or(usize::MAX).min(length)];
+        let mut filled = 0;
+        while filled < content.len() {
+            match FileExt::read_at(self, &mut content[filled..], offset + filled as u64)? {
+                0 => break, // shorter by now
+                read => filled += read,
+            }
+        }
+        content.truncate(filled);
+        Ok(content)
+    }
+}
+
 /// An image's files. Paths are absolute inside the image or relative to its root, and without `..`; no
 /// component before the last is a symbolic link: [`resolve`] makes such paths.
 pub trait Tree {
@@ -40,13 +64,13 @@ pub trait Tree {
     /// The target of a symbolic link.
     fn read_link(&self, path: &Path) -> io::Result<PathBuf>;
 
+    /// Opens a regular file.
+    fn open<'a>(&'a self, path: &Path) -> io::Result<Box<dyn ReadAt + 'a>>;
+
     /// The first bytes of a regular file, at most `limit`.
     fn read(&self, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
-        self.read_at(path, 0, limit)
+        self.open(path)?.read_at(0, limit)
     }
-
-    /// Up to `length` bytes of a regular file from `offset` on; fewer at its end.
-    fn read_at(&self, path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>>;
 
     /// The names in a directory in no special order, without `.` and `..`; at most [`LIST_LIMIT`].
     fn list(&self, directory: &Path) -> io::Result<Vec<(OsString, Entry)>>;

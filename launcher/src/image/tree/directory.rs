@@ -8,7 +8,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
@@ -16,7 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::{Entry, LIST_LIMIT, Tree};
+use super::{Entry, LIST_LIMIT, ReadAt, Tree};
 
 /// A root file system in a directory.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Tree for DirectoryTree {
         }
     }
 
-    fn read_at(&self, path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadAt>> {
         // A device must not even be opened; O_NONBLOCK and the second look are for one that is put there in
         // between.
         match self.entry(path)? {
@@ -121,13 +121,7 @@ impl Tree for DirectoryTree {
         if !matches!(entry_of(&rustix::fs::fstat(&file)?), Entry::File { .. }) {
             return Err(Errno::INVAL.into());
         }
-        let mut file = File::from(file);
-        if offset > 0 {
-            file.seek(SeekFrom::Start(offset))?;
-        }
-        let mut content = Vec::new();
-        file.take(length as u64).read_to_end(&mut content)?;
-        Ok(content)
+        Ok(Box::new(File::from(file)))
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<(OsString, Entry)>> {

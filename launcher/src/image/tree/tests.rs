@@ -143,7 +143,7 @@ fn magic_links_are_only_text() {
     expect(&image, "/escape/etc/passwd", "/proc/self/root/etc/passwd", None, "/");
     expect(&image, "/cwd", "/proc/1/cwd", None, "/");
     // An open file's link says "/path" or "socket:[1]": never what it opens.
-    let file = std::fs::File::open(image.file("note", "text")).unwrap();
+    let file = File::open(image.file("note", "text")).unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&file);
     let path = format!("/proc/{id}/fd/{number}");
     assert!(tree.read(Path::new(&path), 9).is_err());
