@@ -237,7 +237,7 @@ fn check(decision: &Decision, decisions: &[Decision], image: &ImageLibraries) ->
     Some(Misfit::Version { needs, of: (*of).clone(), has: has.clone() })
 }
 
-/// Whether it can take the place of the image's own library of that name. The image's programs may need any of the
+/// Whether a library of a matched set can take the place of the image's own. The image's programs may need any of the
 /// versions that this one offers, except private ones: those are needed by libraries of the same project, of which the
 /// set's are looked at.
 fn check_displaced(
@@ -246,6 +246,7 @@ fn check_displaced(
     found: &Found,
     image: &ImageLibraries,
 ) -> Option<Misfit> {
+    let set = found.sets.get(decision.set).map(|found| &found.set).filter(|set| set.matched)?;
     let library = decision.candidate.library.as_ref().filter(|_| decision.kind != Kind::Program)?;
     let soname = library.soname.as_ref().unwrap_or(&decision.candidate.name);
     let images = image.find(soname).filter(|_| !library.offers.is_empty())?;
@@ -258,7 +259,6 @@ fn check_displaced(
     if let Some(version) = lost.next() {
         return Some(misfit(version, None));
     }
-    let set = &found.sets.get(decision.set)?.set;
     let names = set.libraries.iter().chain(&set.optional);
     names.filter(|name| provider(name, decisions).is_none_or(|own| own.misfit.is_some())).find_map(|name| {
         let other = image.find(name)?;
