@@ -21,14 +21,13 @@ fn start(name: &str, nodes: u32, devices: &[(&str, u64, u64)]) -> Cluster {
 
 #[test]
 fn the_nodes_mpi_takes_the_place_of_an_image_s_of_its_family() {
-    let cluster = start("host-mpi", 2, &[]);
+    let cluster = start("host-mpi", 1, &[]);
     cluster.share("sum.py", include_bytes!("mpi/mpich_sum.py")).unwrap();
     assert_out(&cluster.run("cp /shared/sum.py ."), 0, "");
-    // To UCX the nodes of this cluster are one machine; it would try shared memory between them, and hang.
+    // On one node: between nodes Debian's MPICH 4.0.2 sometimes never returns from MPI_Finalize, with or without containers.
     let srun = |options: &str, image: &str, program: &str| {
         cluster.run(&format!(
-            "export UCX_TLS=tcp,self; set -o pipefail; srun --quiet -N2 -n4 --ntasks-per-node=2 --mpi=pmi2 {options} --container={image} {program} \
-             | sort"
+            "set -o pipefail; srun --quiet -n4 --mpi=pmi2 {options} --container={image} {program} | sort"
         ))
     };
     let expected = |library: &str| -> String {

@@ -102,6 +102,7 @@ fn the_nodes_driver() {
     what_is_decided_is_true(&cluster);
     other_c_libraries_get_nothing(&cluster);
     what_was_found_is_shown(&cluster);
+    a_specification_holds_in_place_of_the_rule(&cluster);
     other_versions_are_left_out(&cluster);
     bad_rules_are_refused(&cluster);
 }
@@ -204,6 +205,55 @@ fn what_was_found_is_shown(cluster: &Cluster) {
         "left out: it needs GLIBC_2.34, and the image's libc.so.6 has up to GLIBC_2.30",
     ] {
         assert!(plan.contains(part), "{part}\n{plan}");
+    }
+}
+
+/// A specification like those of nvidia-ctk, for this node.
+fn a_specification_holds_in_place_of_the_rule(cluster: &Cluster) {
+    let node = "/usr/lib/x86_64-linux-gnu/nvidia/current";
+    let listed = cluster.run(&format!("ls {node}")).stdout;
+    let versions = |name: &str| listed.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    let libraries = ["libcuda.so.5", "libnvidia-ml.so.5", "libnvidia-ptxjitcompiler.so.5"].map(versions);
+    let folder = "/usr/lib/x86_64-linux-gnu";
+    let mounts = libraries.iter().map(|name| {
+        format!("  - {{containerPath: {folder}/{name}, hostPath: {node}/{name}, options: [ro, nosuid, nodev, rbind, rprivate]}}\n")
+    });
+    let hook = "    hookName: createContainer\n    path: /usr/bin/nvidia-cdi-hook\n";
+    let device = |name: &str, numbers: &[u32]| {
+        let nodes: String =
+            numbers.iter().map(|number| format!("    - path: /dev/nvidia{number}\n")).collect();
+        format!("- name: \"{name}\"\n  containerEdits:\n    deviceNodes:\n{nodes}")
+    };
+    let devices =
+        [device("0", &[0]), device("GPU-1", &[1]), device("2", &[2]), device("all", &[0, 1, 2])].concat();
+    let specification = format!(
+        "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n{devices}containerEdits:\n  env:\n  - NVIDIA_VISIBLE_DEVICES=void\n  \
+         deviceNodes:\n  - path: /dev/nvidiactl\n  - path: /dev/nvidia-uvm\n  hooks:\n  - args: [nvidia-cdi-hook, create-symlinks, \
+         --link, \"libcuda.so.1::{folder}/libcuda.so\"]\n{hook}  - args: [nvidia-cdi-hook, enable-cuda-compat, \
+         --host-driver-version=535.1]\n{hook}  - args: [nvidia-cdi-hook, update-ldcache, --folder, {folder}]\n{hook}  mounts:\n{}",
+        mounts.collect::<String>()
+    );
+    for machine in ["ctl", "node1"] {
+        assert_out(&cluster.run_on(machine, User::Root, "mkdir -p /etc/cdi"), 0, "");
+    }
+    cluster.write_everywhere("/etc/cdi/nvidia.yaml", &specification).unwrap();
+    let step = |options: &str, program: &str| cluster.run(&format!("srun --quiet {options} {PY} {program}"));
+    let load = "import ctypes, os; cuda = ctypes.CDLL(\"libcuda.so.1\"); print(cuda.cuInit(0), os.environ[\"NVIDIA_VISIBLE_DEVICES\"], \
+                {line.split()[-1] for line in open(\"/proc/self/maps\") if \"libcuda\" in line})";
+    let loaded = step("--gres=gpu:1", &format!("python3 -c '{load}'"));
+    assert_out(&loaded, 0, &format!("100 void {{'{folder}/{}'}}\n", libraries[0]));
+    assert_eq!(loaded.stderr, "");
+    // The names in the specification are of another order than the devices' numbers.
+    let nodes = "sh -c 'cd /dev; echo nvidia*'";
+    assert_out(&step("--gres=gpu:2", nodes), 0, "nvidia-uvm nvidia0 nvidia1 nvidiactl\n");
+    assert_out(
+        &step("--gres=gpu:1 --container-device=nvidia.com/gpu=2", nodes),
+        0,
+        "nvidia-uvm nvidia2 nvidiactl\n",
+    );
+    steps_have_their_gpus(cluster, "/shared/py.sqsh");
+    for machine in ["ctl", "node1"] {
+        assert_out(&cluster.run_on(machine, User::Root, "rm -r /etc/cdi"), 0, "");
     }
 }
 

@@ -7,6 +7,7 @@
 use super::discover::{Candidate, Found, Node};
 use super::elf::Requirement;
 use super::image_libraries::ImageLibraries;
+use super::pattern;
 use super::rules::belongs_to_libc;
 
 /// What happens to a library or program of the node, and why.
@@ -58,6 +59,15 @@ pub enum Misfit {
         /// The newest that is there, of the same kind.
         has: Option<String>,
     },
+    /// Programs and libraries of the image could not use it in place of the image's own.
+    Displaces {
+        /// The version of it that they need.
+        needs: String,
+        /// The library of the image that does; none if it may be any program.
+        by: Option<String>,
+        /// The newest that it has, of the same kind.
+        has: Option<String>,
+    },
     /// It needs one that is left out.
     Follows(String),
     /// It fits only together with one that is left out.
@@ -80,6 +90,13 @@ impl Misfit {
             }
             Misfit::Version { needs, of, has: None } => {
                 format!("it needs {needs}, which the image's {of} does not have")
+            }
+            Misfit::Displaces { needs, by, has } => {
+                let who = by
+                    .as_deref()
+                    .map_or("the image's own has".to_owned(), |by| format!("the image's {by} needs"));
+                let has = has.as_deref().map_or("it does not".to_owned(), |has| format!("it has {has}"));
+                format!("{who} {needs}, and {has}")
             }
             Misfit::Follows(library) => format!("it needs {library}, which is left out"),
             Misfit::Unmatched(library) => format!("it fits only together with {library}, which is left out"),
@@ -105,7 +122,7 @@ pub fn decide(found: &Found, directories: &[String], node: &Node, image: &ImageL
     let mut decisions = Vec::new();
     for (set, found_set) in found.sets.iter().enumerate() {
         for (name, candidates) in &found_set.libraries {
-            let optional = |pattern: &String| super::pattern::matches(pattern, name);
+            let optional = |pattern: &String| pattern::matches(pattern::file_name(pattern), name);
             let kind =
                 if found_set.set.optional.iter().any(optional) { Kind::Optional } else { Kind::Library };
             decisions.extend(choose(candidates, found.version.as_deref(), set, kind));
@@ -121,7 +138,10 @@ pub fn decide(found: &Found, directories: &[String], node: &Node, image: &ImageL
             .iter()
             .enumerate()
             .filter(|(_, decision)| decision.misfit.is_none())
-            .filter_map(|(index, decision)| Some((index, check(decision, &decisions, image)?)))
+            .filter_map(|(index, decision)| {
+                let misfit = check(decision, &decisions, image);
+                Some((index, misfit.or_else(|| check_displaced(decision, &decisions, found, image))?))
+            })
             .collect();
         let unmatched = misfits_of_sets(&decisions, found, &misfits);
         if misfits.is_empty() && unmatched.is_empty() {
@@ -215,6 +235,37 @@ fn check(decision: &Decision, decisions: &[Decision], image: &ImageLibraries) ->
     let of_same = missing.iter().filter(|(_, other, _)| other == of).map(|(version, ..)| version);
     let needs = newest(first, of_same).unwrap_or(first).to_owned();
     Some(Misfit::Version { needs, of: (*of).clone(), has: has.clone() })
+}
+
+/// Whether a library of a matched set can take the place of the image's own. The image's programs may need any of the
+/// versions that this one offers, except private ones: those are needed by libraries of the same project, of which the
+/// set's are looked at.
+fn check_displaced(
+    decision: &Decision,
+    decisions: &[Decision],
+    found: &Found,
+    image: &ImageLibraries,
+) -> Option<Misfit> {
+    let set = found.sets.get(decision.set).map(|found| &found.set).filter(|set| set.matched)?;
+    let library = decision.candidate.library.as_ref().filter(|_| decision.kind != Kind::Program)?;
+    let soname = library.soname.as_ref().unwrap_or(&decision.candidate.name);
+    let images = image.find(soname).filter(|_| !library.offers.is_empty())?;
+    let misfit = |needs: &String, by: Option<&String>| Misfit::Displaces {
+        needs: needs.clone(),
+        by: by.cloned(),
+        has: newest(needs, library.offers.iter()).map(str::to_owned),
+    };
+    let mut lost = images.offers.difference(&library.offers).filter(|version| !version.contains("PRIVATE"));
+    if let Some(version) = lost.next() {
+        return Some(misfit(version, None));
+    }
+    let names = set.libraries.iter().chain(&set.optional);
+    names.filter(|name| provider(name, decisions).is_none_or(|own| own.misfit.is_some())).find_map(|name| {
+        let other = image.find(name)?;
+        let requirements = other.requires.iter().filter(|requirement| requirement.library == *soname);
+        let mut missing = requirements.filter(|requirement| !library.offers.contains(&requirement.version));
+        missing.next().map(|requirement| misfit(&requirement.version, Some(name)))
+    })
 }
 
 /// Of a matched set all are left out with the first.

@@ -140,3 +140,44 @@ fn the_kernels_driver_chooses_among_versions() {
         "its version is 525.1, and the kernel's driver has 550.1"
     );
 }
+
+#[test]
+fn a_library_that_cannot_take_the_place_of_the_images_is_left_out() {
+    let glibc = old_glibc();
+    let verbs = library("libibverbs.so.1", &[], &["IBVERBS_1.0", "IBVERBS_1.14", "IBVERBS_PRIVATE_44"]);
+    let provider = library("libmlx5-rdmav44.so", &["libibverbs.so.1:IBVERBS_PRIVATE_44"], &[]);
+    let node = || {
+        found(
+            vec![
+                candidate("libibverbs.so.1", "/lib/libibverbs.so.1.14", Some(verbs.clone())),
+                candidate("libmlx5-rdmav44.so", "/lib/libmlx5-rdmav44.so", Some(provider.clone())),
+            ],
+            None,
+            "matched = true\nlibraries = [\"libibverbs.so.1\"]\noptional = [\"libmlx5.so.1\", \"/lib/lib*-rdmav*.so\"]",
+        )
+    };
+    let texts = |image: &[(&str, &Library)]| -> Vec<String> {
+        let decided = decided(&node(), image);
+        decided.into_values().map(|misfit| misfit.map_or(String::new(), |misfit| misfit.text())).collect()
+    };
+    // Older, with other private versions that nobody needs beside the library's own providers.
+    let older = library("libibverbs.so.1", &[], &["IBVERBS_1.0", "IBVERBS_PRIVATE_33"]);
+    assert_eq!(texts(&[("libc.so.6", &glibc), ("libibverbs.so.1", &older)]), ["", ""]);
+    // Newer than the node's.
+    let newer = library("libibverbs.so.1", &[], &["IBVERBS_1.0", "IBVERBS_1.15"]);
+    assert_eq!(
+        texts(&[("libc.so.6", &glibc), ("libibverbs.so.1", &newer)]),
+        [
+            "the image's own has IBVERBS_1.15, and it has IBVERBS_1.14",
+            "it fits only together with libibverbs.so.1.14, which is left out",
+        ]
+    );
+    // Another library of the image, which the node lacks, knows the old one by its private version.
+    let direct = library("libmlx5.so.1", &["libibverbs.so.1:IBVERBS_PRIVATE_33"], &[]);
+    let image: &[(&str, &Library)] =
+        &[("libc.so.6", &glibc), ("libibverbs.so.1", &older), ("libmlx5.so.1", &direct)];
+    assert_eq!(
+        texts(image)[0],
+        "the image's libmlx5.so.1 needs IBVERBS_PRIVATE_33, and it has IBVERBS_PRIVATE_44"
+    );
+}
