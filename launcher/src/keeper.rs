@@ -22,6 +22,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::stat::umask;
 use nix::sys::wait::waitpid;
 use nix::unistd::{geteuid, getpid};
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
@@ -81,6 +82,8 @@ pub struct Launcher {
 impl Launcher {
     /// Answers what comes through the socket until the launcher ends.
     pub fn serve(&self, user: u32, config: &Config) {
+        // What it makes, all users see.
+        umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
         let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
         for _ in 0..REQUESTS {
             if !self.waits_for(&self.socket, patience) {

@@ -242,6 +242,10 @@ fn without_limits_or_by_another_wish_it_is_not_used() {
         "{}",
         told.text()
     );
+    // What is mounted beside the root is a copy too, and served.
+    let data = "--container-mounts=/shared/own:/var/tmp:squashfs";
+    let beside = cluster.run(&format!("srun -Q --no-container-mount-home --container-workdir=/ {data} --container=/shared/k.sqsh sh -c \"{READER}; cat /var/tmp/image\""));
+    assert_out(&beside, 0, "kernel\nkernel\n");
     // Where files shall be the user's own, they are served.
     for options in ["--container-writable", "--container-remap-root", "--container-stage=never"] {
         assert_out(&run(options, "/shared/k.sqsh"), 0, "fuse\nkernel\n");
@@ -276,6 +280,23 @@ fn without_limits_or_by_another_wish_it_is_not_used() {
         assert!(checked.code == 1 && checked.stderr.contains(why), "{}", checked.text());
     }
     assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+}
+
+#[test]
+fn a_job_with_mounts_of_its_own_has_the_kernels_too() {
+    let name = "kernel-own-tmp";
+    let mut spec = Spec { one_cpu: true, ..spec(name, "squashfs = \"kernel\"\nowners = [0]") };
+    spec.slurm_conf =
+        vec!["JobContainerType=job_container/tmpfs".to_owned(), "PrologFlags=Contain".to_owned()];
+    spec.slurm_files =
+        vec![("job_container.conf".to_owned(), "AutoBasePath=true\nBasePath=/local\n".to_owned())];
+    let cluster = start(spec);
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    cluster.run(&format!("echo \"{READER}; ls /tmp\" > /shared/look"));
+    let own = cluster.run("salloc -Q bash -c 'srun -Q touch /tmp/private; srun -Q --container=/shared/k.sqsh --container-mounts=/shared:/var/tmp --no-container-mount-home --container-workdir=/ sh /var/tmp/look'");
+    assert_out(&own, 0, "kernel\nprivate\n");
+    empty.assert_again(&cluster, "own /tmp");
+    assert_eq!(loops(&cluster, name), "");
 }
 
 on_every_release![mounts_and_leaves_nothing];
