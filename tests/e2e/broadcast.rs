@@ -169,6 +169,28 @@ fn what_goes_wrong_on_the_way_is_made_good() {
         "{}",
         alone.text()
     );
+    // Where copies are shared a broadcast goes to the user's own all the same, with data mounts, and for the next step.
+    forget(&cluster);
+    let shared = format!("{TOML}stage_shared = \"/var/cache/mizzen\"\n");
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", &shared).unwrap();
+    let before: Vec<u64> = NODES.iter().map(|node| served(&cluster, node)).collect();
+    let step = "srun -N3 --container-mounts=/shared/big.sqsh:/data:squashfs cat /data/image";
+    let options = "--container-stage=bcast --container-image=/shared/b.sqsh";
+    let job = cluster.run(&format!("salloc --quiet -N3 {options} sh -c '{step}; {step}'"));
+    assert_quiet(&job, &"a\n".repeat(6));
+    let read: u64 =
+        NODES.iter().zip(before).map(|(node, before)| served(&cluster, node) - before).max().unwrap();
+    assert!(read < 300_000, "{read} bytes");
+    let kernel = format!("{shared}[mount]\nsquashfs = \"kernel\"\nowners = [0, 2001]\n");
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", &kernel).unwrap();
+    let mounted = cluster.run(&format!("{BROADCAST} cat /image"));
+    assert_out(&mounted, 0, &"a\n".repeat(3));
+    assert!(
+        mounted.stderr.contains("nothing is sent to the nodes: the kernel mounts only"),
+        "{}",
+        mounted.text()
+    );
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", TOML).unwrap();
     // A node that does not answer, and a user who has enough of waiting.
     forget(&cluster);
     let slurmd = |signal: &str| {

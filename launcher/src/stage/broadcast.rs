@@ -20,7 +20,8 @@ use std::time::{Duration, SystemTime};
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::{cause, quote};
-use mizzen_core::options::MountSource;
+use mizzen_core::kernel_mount::Reader;
+use mizzen_core::options::{MountOption, MountSource};
 use mizzen_core::request::{self, Container};
 use mizzen_core::staging::{Policy, encode_failure};
 use mizzen_core::{Config, Digest, Failure, Request};
@@ -95,14 +96,20 @@ struct Step {
 fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
     let text = std::env::var_os(request::VARIABLE).unwrap_or_default();
     let Request::Container(container) = Request::decode(&text.into_vec())? else { return Ok(Vec::new()) };
-    let staging = Staging::new(Policy::Broadcast, &Config::load(config)?)?;
+    let config = Config::load(config)?;
+    let staging = Staging::new(Policy::Broadcast, &config)?;
     let nodes = step.nodes();
     // One node reads once, whichever way.
     if nodes.as_deref().is_some_and(|nodes| !nodes.contains([',', '['])) {
         return Ok(Vec::new());
     }
+    if config.mount.squashfs == Reader::Kernel {
+        note("nothing is sent to the nodes: the kernel mounts only what root has copied there", None);
+        return Ok(Vec::new());
+    }
+    let site = config.settings()?.mounts;
     let mut deliveries = Vec::new();
-    for (path, pin) in files(container) {
+    for (path, pin) in files(container, site) {
         let copied = match repeatedly(&path, |opened| copied_here(opened, pin, &staging)) {
             Err(Trouble::Cache(why)) => Err(why),
             Err(Trouble::Source(failure)) => return Err(failure),
@@ -123,8 +130,11 @@ fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
 }
 
 /// The files that the containers of the step are made of.
-fn files(Container { image, digest, settings }: Container) -> Vec<(PathBuf, Option<Digest>)> {
-    let data = settings.mounts.into_iter().filter_map(|mount| match mount.source {
+fn files(
+    Container { image, digest, settings }: Container,
+    site: Vec<MountOption>,
+) -> Vec<(PathBuf, Option<Digest>)> {
+    let data = site.into_iter().chain(settings.mounts).filter_map(|mount| match mount.source {
         MountSource::Squashfs(path) => Some((path, None)),
         MountSource::Bind(_) | MountSource::Tmpfs(_) => None,
     });

@@ -75,9 +75,9 @@ impl Staging {
         (self.keeper, self.mounts) = (Some(Arc::new(keeper)), true);
     }
 
-    /// The keeper, if it is needed. What srun has sent goes into the user's own folder.
+    /// The keeper, if it is needed. What srun sends goes into the user's own folder, and is there for the next step.
     pub fn keeper(&self) -> Option<&Keeper> {
-        self.keeper.as_deref().filter(|keeper| self.deliveries.is_empty() || keeper.must_mount())
+        self.keeper.as_deref().filter(|keeper| self.policy != Policy::Broadcast || keeper.must_mount())
     }
 
     /// The same for what is mounted in a container beside its root.
