@@ -216,7 +216,7 @@ fn a_holder_that_hangs_is_not_waited_for_for_ever() {
     // The first one stops in the middle of its copy; the second one waits, and says for whom.
     let slow = "strace -f -o /dev/null -e trace=pwrite64 -e inject=pwrite64:delay_enter=3000000";
     let stopped = format!(
-        "rm -rf {CACHE}; {slow} mizzen stage /shared/mid.sqsh & while ! ls {CACHE}/*.lock; do sleep 0.05; done > /dev/null 2>&1; \
+        "rm -rf {CACHE}; {slow} mizzen stage /shared/mid.sqsh > /dev/null 2>&1 & while ! ls {CACHE}/*.lock; do sleep 0.05; done > /dev/null 2>&1; \
          pid=$(pgrep -n -u alice -x mizzen); kill -STOP $pid"
     );
     let start = "mizzen run /shared/mid.sqsh cat /image";
