@@ -159,9 +159,11 @@ pub fn decide(
         let found = node.find(rule, &sets);
         given.add(rule, &found, &why, &node, tree, metadata);
     }
-    let edits =
-        Edits::of(&specs, &devices, &options.leave_out_hooks).map_err(|failure| failure.about("CDI"))?;
-    given.add_specified(edits, &node, tree, metadata);
+    if !devices.is_empty() {
+        let edits =
+            Edits::of(&specs, &devices, &options.leave_out_hooks).map_err(|failure| failure.about("CDI"))?;
+        given.add_specified(edits, &node, tree, metadata);
+    }
     given.finish();
     Ok(given)
 }
