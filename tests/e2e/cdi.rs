@@ -98,8 +98,14 @@ fn a_device_brings_what_its_specification_says() {
     let site = "devices = [\"vendor.com/card=1\", \"elsewhere.com/card=0\"]\n";
     cluster.write_everywhere("/etc/mizzen/mizzen.toml", site).unwrap();
     assert_out(&cluster.run(&format!("srun --container=/shared/bb.sqsh {names}")), 0, "card1 7 one\n");
-    // The device's variables are the image's matter, not the user's.
-    let mine = cluster.run("mizzen run --env CARD_NAME=mine /shared/bb.sqsh sh -c 'echo $CARD_NAME'");
+    // Who asks for no device, does not wait for specifications to be read.
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", "").unwrap();
+    let opened = "strace -f -o calls mizzen run --gpu=none /shared/bb.sqsh true; grep -c /cdi calls";
+    assert_out(&cluster.run(opened), 1, "0\n");
+    // What the user sets wins.
+    let mine = cluster.run(
+        "mizzen run --device=vendor.com/card=1 --env CARD_NAME=mine /shared/bb.sqsh sh -c 'echo $CARD_NAME'",
+    );
     assert_out(&mine, 0, "mine\n");
 }
 

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use mizzen_tests::images::ImageTree;
+use mizzen_tests::release::hpc_rootfs;
 use mizzen_tests::{Cluster, Release, User, bench, init, machine, supervise};
 
 const USAGE: &str = "\
-usage: vcluster releases                 make the root file systems of all Slurm releases
+usage: vcluster releases                 make the root file systems: all Slurm releases, and one with MPICH and rdma-core
        vcluster demo                     what mizzen does, on a two-node cluster
        vcluster bench [slurm|staging]    mizzen beside its peers; or only what a container adds to srun, or copies
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
@@ -20,7 +21,11 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["releases"] => Release::ALL.into_iter().try_for_each(|release| release.rootfs().map(drop)),
+        ["releases"] => {
+            let mut all =
+                Release::ALL.into_iter().map(Release::rootfs).chain(std::iter::once_with(hpc_rootfs));
+            all.try_for_each(|made| made.map(drop))
+        }
         ["demo"] => demo(),
         ["bench"] => bench::run(25),
         ["bench", "slurm"] => bench::run_slurm(25),

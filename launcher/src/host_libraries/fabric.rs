@@ -65,3 +65,45 @@ pub fn locked_memory() -> Option<String> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::DirectoryTree;
+    use crate::image::testing::Scratch;
+
+    #[test]
+    fn the_images_own_serve_if_they_know_every_adapter() {
+        let rule: Rule = toml::from_str(
+            "switch = \"fabric\"\nwhen = [\"/dev/infiniband\"]\n[providers]\n\
+             mlx5_core = \"libmlx5-rdmav*.so\"\nhfi1 = \"libhfi1verbs-rdmav*.so\"\n",
+        )
+        .unwrap();
+        let own = |adapters: &[(&str, &str)], libraries: &[&str], setting| {
+            let (node, image) = (Scratch::new(), Scratch::new());
+            for (adapter, driver) in adapters {
+                let device = format!("sys/class/infiniband/{adapter}/device");
+                node.directory(&device);
+                node.link(&format!("{device}/driver"), &format!("../../../../bus/pci/drivers/{driver}"));
+            }
+            libraries.iter().for_each(|library| drop(image.file(library, "")));
+            let tree = DirectoryTree::open(image.path()).unwrap();
+            images_own(setting, &rule, &Node::at(node.path()), &tree)
+        };
+        let (mlx5, unknown) = (("mlx5_0", "mlx5_core"), ("x_0", "x"));
+        let library = "usr/lib64/libibverbs/libmlx5-rdmav34.so";
+        assert_eq!(
+            own(&[mlx5, unknown], &[library], Fabric::Auto).as_deref(),
+            Some("fabric=auto, and the image has its own for mlx5_core")
+        );
+        assert_eq!(own(&[mlx5], &["usr/lib64/libibverbs/libmlx4-rdmav34.so"], Fabric::Auto), None);
+        assert_eq!(own(&[mlx5, ("hfi1_0", "hfi1")], &[library], Fabric::Auto), None);
+        assert!(
+            own(&[unknown], &[library], Fabric::Auto).is_some(),
+            "as good as the node's, for all we know"
+        );
+        assert_eq!(own(&[], &[], Fabric::Auto), None);
+        assert_eq!(own(&[mlx5], &[library], Fabric::Host), None);
+        assert!(own(&[mlx5], &[], Fabric::Image).is_some());
+    }
+}

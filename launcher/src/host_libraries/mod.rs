@@ -100,7 +100,8 @@ pub fn decide(
     host: &Host,
 ) -> Result<HostLibraries, Failure> {
     let node = Node::this();
-    let rules = rules::load(Path::new(rules::DIRECTORY), |path| node.exists(path))?;
+    let asked = |switch| switch != Switch::Mpi || options.host_mpi.is_some();
+    let rules = rules::load(Path::new(rules::DIRECTORY), |switch, path| asked(switch) && node.exists(path))?;
     let variable = |name: &str| {
         let of_host = host.environment.iter().find(|(known, _)| known == name);
         let found = of_host.or(metadata.environment.iter().find(|(known, _)| known == name));
@@ -158,16 +159,18 @@ pub fn decide(
         let found = node.find(rule, &sets);
         given.add(rule, &found, &why, &node, tree, metadata);
     }
-    let edits =
-        Edits::of(&specs, &devices, &options.leave_out_hooks).map_err(|failure| failure.about("CDI"))?;
-    given.add_specified(edits, &node, tree, metadata);
+    if !devices.is_empty() {
+        let edits =
+            Edits::of(&specs, &devices, &options.leave_out_hooks).map_err(|failure| failure.about("CDI"))?;
+        given.add_specified(edits, &node, tree, metadata);
+    }
     given.finish();
     Ok(given)
 }
 
 /// Reads all rules, also those of hardware that this node does not have.
 pub fn check_rules() -> Result<(), Failure> {
-    rules::load(Path::new(rules::DIRECTORY), |_| true).map(drop)
+    rules::load(Path::new(rules::DIRECTORY), |_, _| true).map(drop)
 }
 
 impl HostLibraries {
@@ -268,6 +271,9 @@ impl HostLibraries {
 
     /// Where to look for what there is.
     fn finish(&mut self) {
+        // Two rules may have found the same library, one of them by another name.
+        let files = &self.files;
+        self.links.retain(|link, _| !files.iter().any(|file| file.place == *link));
         for (directory, variable) in
             [("lib", &mut self.variables.libraries), ("bin", &mut self.variables.programs)]
         {

@@ -212,20 +212,21 @@ pub fn belongs_to_libc(name: &str) -> bool {
 /// What is read of a rule first.
 #[derive(Deserialize)]
 struct Head {
+    switch: Switch,
     when: Vec<PathBuf>,
 }
 
 /// Whether a rule may hold, by its keys before the sets: most of a file is parsed only on nodes that it is about. What
 /// cannot be told so is left to the whole.
-fn may_hold(text: &str, exists: impl Fn(&Path) -> bool) -> bool {
+fn may_hold(text: &str, exists: impl Fn(Switch, &Path) -> bool) -> bool {
     let sets = text.find("\n[").unwrap_or(text.len());
     let head: Result<Head, _> = toml::from_str(&text[..sets]);
-    head.map_or(true, |head| head.when.is_empty() || head.when.iter().any(|path| exists(path)))
+    head.map_or(true, |head| head.when.is_empty() || head.when.iter().any(|path| exists(head.switch, path)))
 }
 
-/// Reads the site's rules that hold where something exists, in the order of their names; of the shipped ones where the
+/// Reads the site's rules that hold where something exists for their purpose, in the order of their names; of the shipped ones where the
 /// directory does not exist.
-pub fn load(directory: &Path, exists: impl Fn(&Path) -> bool) -> Result<Vec<Rule>, Failure> {
+pub fn load(directory: &Path, exists: impl Fn(Switch, &Path) -> bool) -> Result<Vec<Rule>, Failure> {
     let files = match read_trusted_directory(directory, "toml")? {
         Some(files) => files.into_iter().map(|(path, text)| (path, Cow::from(text))).collect(),
         None => {
@@ -260,13 +261,13 @@ mod tests {
 
     #[test]
     fn the_shipped_rules_are_good() {
-        let rules = load(Path::new("/no/such/directory"), |_| true).unwrap();
+        let rules = load(Path::new("/no/such/directory"), |_, _| true).unwrap();
         assert_eq!(
             rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>(),
             ["amd", "infiniband", "intel", "libfabric", "mpi", "nvidia"]
         );
-        assert!(load(Path::new("/no/such/directory"), |_| false).unwrap().is_empty());
-        let amd = load(Path::new("/no/such/directory"), |path| path == Path::new("/dev/kfd")).unwrap();
+        assert!(load(Path::new("/no/such/directory"), |_, _| false).unwrap().is_empty());
+        let amd = load(Path::new("/no/such/directory"), |_, path| path == Path::new("/dev/kfd")).unwrap();
         assert_eq!(amd, rules[..1]);
         let nvidia = &rules[5];
         assert_eq!(chosen(nvidia, None), ["compute", "utility", "video"]);

@@ -50,7 +50,7 @@ pub fn note(rule: &str, decisions: &[Decision]) -> Option<String> {
 pub fn examine(switches: &[Switch]) -> Result<Vec<(String, String)>, Failure> {
     let node = Node::this();
     let mut lines = Vec::new();
-    for rule in rules::load(Path::new(rules::DIRECTORY), |_| true)? {
+    for rule in rules::load(Path::new(rules::DIRECTORY), |_, _| true)? {
         if !switches.contains(&rule.switch) {
             continue;
         }

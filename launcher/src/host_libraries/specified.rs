@@ -169,7 +169,10 @@ impl HostLibraries {
             };
             let soname = decision.candidate.library.as_ref().and_then(|library| library.soname.clone());
             for name in [Some(decision.candidate.name.clone()), soname].into_iter().flatten() {
-                self.links.insert(Path::new("lib").join(name), bind.target.display().to_string());
+                let place = Path::new("lib").join(name);
+                // A rule may have found it as well.
+                self.files.retain(|file| file.place != place);
+                self.links.insert(place, bind.target.display().to_string());
             }
         }
         if let Some(directory) = edits.cuda_driver.as_deref().and_then(|driver| newer_cuda(driver, tree)) {
