@@ -27,7 +27,7 @@ pub enum Reader {
 pub struct KernelMounts {
     /// Who reads the squashfs of a container.
     pub squashfs: Reader,
-    /// Owners of image files that the kernel may mount, by number; empty for no limit by owner.
+    /// Owners of image files that the kernel may mount, by number; empty for root alone.
     pub owners: Vec<u32>,
     /// Directories below which image files may lie that the kernel may mount; empty for no limit by path.
     pub paths: Vec<PathBuf>,
@@ -73,15 +73,12 @@ impl KernelMounts {
         Ok(())
     }
 
-    /// Why the kernel may not mount this file for this user.
-    pub fn refusal(&self, file: &SourceFile, user: u32) -> Option<String> {
-        let listed = self.owners.contains(&file.owner);
-        if !self.owners.is_empty() && !listed {
-            return Some(format!("it belongs to uid {}, whom mount.owners does not list", file.owner));
-        }
+    /// Why the kernel may not mount this file.
+    pub fn refusal(&self, file: &SourceFile) -> Option<String> {
         // Limits by path alone say that the directory is in good hands, not that every file in it is.
-        if file.owner == user && !listed {
-            return Some("the user himself can write it, and mount.owners does not list him".to_owned());
+        let trusted = if self.owners.is_empty() { &[0] } else { self.owners.as_slice() };
+        if !trusted.contains(&file.owner) {
+            return Some(format!("it belongs to uid {}, whom mount.owners does not list", file.owner));
         }
         if file.mode & 0o022 != 0 {
             return Some(format!("others than its owner can write it (mode {:04o})", file.mode & 0o7777));
@@ -120,7 +117,7 @@ mod tests {
     fn limits_admit_what_they_say_and_nothing_else() {
         let file = SourceFile { path: "/sw/images/tf.sqsh".into(), owner: 0, mode: 0o644, links: 1 };
         let both = mounts(&[0, 500], &["/sw/images"]);
-        assert_eq!(both.refusal(&file, 1000), None);
+        assert_eq!(both.refusal(&file), None);
         let cases = [
             (SourceFile { owner: 1000, ..file.clone() }, "belongs to uid 1000"),
             (SourceFile { mode: 0o664, ..file.clone() }, "others than its owner can write it (mode 0664)"),
@@ -131,12 +128,12 @@ mod tests {
             (SourceFile { path: "/home/sw/images/x".into(), ..file.clone() }, "in none of the directories"),
         ];
         for (file, why) in cases {
-            let refusal = both.refusal(&file, 1000).unwrap_or_default();
+            let refusal = both.refusal(&file).unwrap_or_default();
             assert!(refusal.contains(why), "{file:?}: {refusal}");
         }
         let own = SourceFile { owner: 1000, ..file.clone() };
-        assert!(mounts(&[], &["/sw"]).refusal(&own, 1000).unwrap().contains("user himself"));
-        assert_eq!(mounts(&[], &["/sw"]).refusal(&own, 1001), None);
-        assert_eq!(mounts(&[1000], &[]).refusal(&own, 1000), None, "listed by name");
+        assert!(mounts(&[], &["/sw"]).refusal(&own).unwrap().contains("belongs to uid 1000"));
+        assert_eq!(mounts(&[], &["/sw"]).refusal(&file), None, "root's");
+        assert_eq!(mounts(&[1000], &[]).refusal(&own), None, "listed by name");
     }
 }

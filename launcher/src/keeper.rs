@@ -21,11 +21,13 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::socket::sockopt::SendTimeout;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, setsockopt, socketpair};
 use nix::sys::stat::umask;
+use nix::sys::time::{TimeVal, TimeValLike};
 use nix::sys::wait::waitpid;
 use nix::unistd::{geteuid, getpid};
-use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::fs::{FileType, Mode, OFlags, fstat, mkdirat, openat};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, fsconfig_create,
@@ -37,22 +39,27 @@ use crate::stage::shared::{STAGE_AND_MOUNT, Word, receive_bytes};
 use crate::stage::{Staging, store};
 use crate::{report, sys};
 
-/// The name under which the plugin starts it: `mizzen-keeper SOCKET PROCESS USER [CONFIG]`.
+/// The name under which the plugin starts it: `mizzen-keeper SOCKET PROCESS USER own-mounts|node-mounts [CONFIG]`.
 pub const NAME: &str = "mizzen-keeper";
+/// Says that the plugin has given the step a mount namespace of its own.
+const OWN_MOUNTS: &str = "own-mounts";
 /// Where a mount of the kernel's is put, in the shared directory.
 pub const MOUNT: &str = "mount";
 /// A launcher that has not asked by then has been stopped; its step can still be killed.
 const PATIENCE_MILLISECONDS: i32 = 3_600_000;
 /// The root of a container and what is mounted in it; a launcher tries three times.
-const REQUESTS: u32 = 256;
+const REQUESTS: u32 = 64;
+/// A launcher that does not listen for so long is not waited for.
+const SEND_SECONDS: i64 = 30;
 /// File systems of the kernel's own, whose files may tell a process of root's more than a user.
-const PSEUDO: &str =
-    "proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf pstore efivarfs fusectl mqueue nsfs";
+const PSEUDO: &str = "proc sysfs cgroup cgroup2 debugfs tracefs securityfs selinuxfs smackfs configfs bpf pstore efivarfs fusectl mqueue nsfs \
+     binfmt_misc resctrl rpc_pipefs nfsd devpts";
 
 /// Serves one launcher, and ends with it.
 pub fn run() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let number = |index: usize| words.get(index).and_then(|word| word.parse().ok());
+    let may_mount = words.get(3).is_some_and(|word| word == OWN_MOUNTS);
     let (Some(socket), Some(process), Some(user), true) =
         (number(0), number(1), number(2), geteuid().is_root())
     else {
@@ -60,14 +67,14 @@ pub fn run() -> ExitCode {
         return ExitCode::from(125);
     };
     let _ = set_name(c"mizzen-keeper");
-    let config = words.get(3).map_or(Source::Default, |path| Source::Named(path.into()));
+    let config = words.get(4).map_or(Source::Default, |path| Source::Named(path.into()));
     // Whatever goes wrong here, the launcher sees the end of its socket; it has read the same configuration.
     if let (Ok(socket), Ok(config)) = (sys::own_inherited(socket), Config::load(&config))
         && let Ok(user) = u32::try_from(user)
     {
         // Linux before 5.3 has no such descriptors.
         let process = sys::pidfd_of(process).ok();
-        Launcher { socket, process }.serve(user, &config);
+        Launcher { socket, process, may_mount }.serve(user, &config);
     }
     ExitCode::SUCCESS
 }
@@ -77,24 +84,53 @@ pub fn run() -> ExitCode {
 pub struct Launcher {
     pub socket: OwnedFd,
     pub process: Option<OwnedFd>,
+    /// Whether it is in a mount namespace of the step's own, in which something can be mounted for it.
+    pub may_mount: bool,
 }
 
 impl Launcher {
     /// Answers what comes through the socket until the launcher ends.
-    pub fn serve(&self, user: u32, config: &Config) {
+    pub fn serve(self, user: u32, config: &Config) {
         // What it makes, all users see.
         umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+        let _ = setsockopt(&self.socket, SendTimeout, &TimeVal::seconds(SEND_SECONDS));
         let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
+        let mut mounted = false;
         for _ in 0..REQUESTS {
             if !self.waits_for(&self.socket, patience) {
                 return;
             }
-            let Ok((request, Some(source))) = receive_bytes(&self.socket) else { return };
-            let mounts = request.first() == Some(&STAGE_AND_MOUNT);
-            if answer(self, user, config, mounts, source).is_none() {
-                return;
+            let mut request = [0];
+            let received = sys::receive_descriptors(&self.socket, &mut request, MsgFlags::empty());
+            let Ok((1, passed)) = received else { return };
+            // A container has one root.
+            let mounts = request == [STAGE_AND_MOUNT] && !mounted;
+            let looked = match passed.as_slice() {
+                [source] => look_at(source),
+                _ => Err("it does not come alone".to_owned()),
+            };
+            let (looked, source) = match (looked, passed) {
+                (Ok(looked), mut passed) => (looked, passed.pop().map(File::from)),
+                (Err(why), passed) => return self.refuse(&why, mounts, passed),
+            };
+            let Some(source) = source else { return };
+            match answer(&self, user, config, mounts, &source, looked) {
+                Some(done) => mounted |= done,
+                None => return,
             }
         }
+    }
+
+    /// Says no to what is not to be touched, and to everything that may come after it. To close a file may mean to wait for
+    /// its file system, and that may be a process of the user's. What keeps that process going must not lie
+    /// in our own socket then.
+    fn refuse(self, why: &str, mounts: bool, passed: Vec<OwnedFd>) {
+        if mounts {
+            let _ = Word::NotMounted(why.to_owned()).send(&self.socket, None);
+        }
+        let _ = Word::NoCopy(why.to_owned()).send(&self.socket, None);
+        drop(self);
+        drop(passed);
     }
 
     /// Waits for something to read. False if the launcher has ended, or the time is over.
@@ -113,44 +149,47 @@ impl Launcher {
     }
 }
 
-/// None if nobody listens any more.
-fn answer(launcher: &Launcher, user: u32, config: &Config, mounts: bool, source: OwnedFd) -> Option<()> {
+/// Whether something has been mounted; None if nobody listens any more.
+fn answer(
+    launcher: &Launcher,
+    user: u32,
+    config: &Config,
+    mounts: bool,
+    source: &File,
+    file: SourceFile,
+) -> Option<bool> {
     let say = |word: Word| word.send(&launcher.socket, None).ok();
-    let source = File::from(source);
-    let looked = look_at(&source);
-    let refusal = match &looked {
-        _ if !config.mount.enabled() => Some("mizzen.toml does not let it".to_owned()),
-        Ok(file) => config.mount.refusal(file, user),
-        Err(why) => Some(why.clone()),
+    let refusal = if !launcher.may_mount {
+        Some("mizzen.toml does not let it".to_owned())
+    } else if sys::is_written(source) {
+        // From before it was given to its owner, perhaps.
+        Some("somebody has it open for writing".to_owned())
+    } else {
+        config.mount.refusal(&file)
     };
     // Before the copy: where the launcher wants a mount or nothing, there will be nothing.
     if let (true, Some(why)) = (mounts, &refusal) {
         say(Word::NotMounted(why.clone()))?;
     }
-    let file = match looked {
-        Ok(file) => file,
-        Err(why) => return say(Word::NoCopy(why)),
-    };
     let opened = Cache::open_shared(&config.stage_shared)
         .and_then(|cache| Ok((cache, Staging::new(config.stage, config)?)));
     let (cache, staging) = match opened {
         Ok(opened) => opened,
-        Err(failure) => return say(Word::NoCopy(failure.message)),
+        Err(failure) => return say(Word::NoCopy(failure.message)).map(|()| false),
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let order = store::Order { path: &file.path, file: &source, boot: boot.trim(), user };
-    let Some(copy) = stage(launcher, &cache, &order, &staging)? else { return Some(()) };
+    let order = store::Order { path: &file.path, file: source, boot: boot.trim(), user };
+    let Some(copy) = stage(launcher, &cache, &order, &staging)? else { return Some(false) };
     if !mounts || refusal.is_some() {
-        return Some(());
+        return Some(false);
     }
-    say(match mount_copy(&copy, &cache) {
-        Ok(()) => Word::Mounted,
-        Err(why) => Word::NotMounted(why),
-    })
+    let mounted = mount_copy(&copy, &cache);
+    let done = mounted.is_ok();
+    say(mounted.map_or_else(Word::NotMounted, |()| Word::Mounted)).map(|()| done)
 }
 
 /// What the kernel says of a file that a user has sent; or why it is not one to be copied for all.
-fn look_at(file: &File) -> Result<SourceFile, String> {
+fn look_at(file: &OwnedFd) -> Result<SourceFile, String> {
     let flags = fcntl(file, FcntlArg::F_GETFL).map(OFlag::from_bits_truncate);
     if !flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDONLY && !flags.contains(OFlag::O_PATH))
     {
@@ -160,15 +199,16 @@ fn look_at(file: &File) -> Result<SourceFile, String> {
     let fd = file.as_raw_fd();
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
     let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    check_mount(mount.unwrap_or_default(), &mounts)?;
-    let found = file.metadata().map_err(|error| cause(&error))?;
-    if !found.is_file() {
+    // Names of mount points are bytes, and users may choose them.
+    let mounts = fs::read("/proc/self/mountinfo").map_err(|error| cause(&error))?;
+    check_mount(mount.unwrap_or_default(), &String::from_utf8_lossy(&mounts))?;
+    let found = fstat(file).map_err(|errno| cause(&errno.into()))?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
         return Err("it is not a file".to_owned());
     }
     // The path on a mount of this namespace, which no user can have made.
     let path = fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|error| cause(&error))?;
-    Ok(SourceFile { path, owner: found.uid(), mode: found.mode(), links: found.nlink() })
+    Ok(SourceFile { path, owner: found.st_uid, mode: found.st_mode, links: found.st_nlink })
 }
 
 /// A file's identity means something only on a file system that root has mounted. A user who mounts his own, in his own
@@ -295,13 +335,17 @@ mod tests {
         let file = std::env::temp_dir().join(format!("mizzen-keeper-{}", std::process::id()));
         let writable =
             File::options().write(true).read(true).create(true).truncate(true).open(&file).unwrap();
-        assert!(look_at(&writable).unwrap_err().contains("not open for reading alone"));
+        assert!(look_at(&writable.into()).unwrap_err().contains("not open for reading alone"));
         let path_only = openat(CWD, &file, OFlags::PATH, Mode::empty()).unwrap();
-        assert!(look_at(&path_only.into()).unwrap_err().contains("not open for reading alone"));
-        let found = look_at(&File::open(&file).unwrap()).unwrap();
+        assert!(look_at(&path_only).unwrap_err().contains("not open for reading alone"));
+        let found = look_at(&File::open(&file).unwrap().into()).unwrap();
         assert_eq!((found.path.canonicalize().unwrap(), found.links), (file.canonicalize().unwrap(), 1));
-        assert!(look_at(&File::open(std::env::temp_dir()).unwrap()).unwrap_err().contains("not a file"));
-        assert!(look_at(&File::open("/proc/self/status").unwrap()).unwrap_err().contains("lies on proc"));
+        assert!(
+            look_at(&File::open(std::env::temp_dir()).unwrap().into()).unwrap_err().contains("not a file")
+        );
+        assert!(
+            look_at(&File::open("/proc/self/status").unwrap().into()).unwrap_err().contains("lies on proc")
+        );
         fs::remove_file(&file).unwrap();
     }
 }

@@ -34,11 +34,13 @@ pub fn start_if_wanted(spank: &Spank) -> Result<(), Failure> {
     }
     let program = spank::launcher()?;
     check_only_roots(Path::new(OsStr::from_bytes(program.as_bytes())))?;
+    let mounts = if config.mount.enabled() { "own-mounts" } else { "node-mounts" };
     if config.mount.enabled() {
         private_mounts()?;
     }
     let task = getpid();
-    let keeper = root::start_process("keeper", |socket| become_keeper(&program, socket, task, uid, &source))?;
+    let keeper =
+        root::start_process("keeper", |socket| become_keeper(&program, &socket, task, uid, mounts, &source))?;
     state::lock().keeper = Some(keeper);
     Ok(())
 }
@@ -52,10 +54,10 @@ fn private_mounts() -> Result<(), Failure> {
 }
 
 /// Becomes the keeper.
-fn become_keeper(program: &CStr, socket: &OwnedFd, task: Pid, uid: u32, config: &Source) {
-    let numbers = [socket.as_raw_fd().to_string(), task.to_string(), uid.to_string()];
-    let mut words: Vec<CString> =
-        [NAME.to_owned()].into_iter().chain(numbers).filter_map(|word| CString::new(word).ok()).collect();
+fn become_keeper(program: &CStr, socket: &OwnedFd, task: Pid, uid: u32, mounts: &str, config: &Source) {
+    let words = [NAME, &socket.as_raw_fd().to_string(), &task.to_string(), &uid.to_string(), mounts]
+        .map(CString::new);
+    let mut words: Vec<CString> = words.into_iter().flatten().collect();
     if let Source::Named(path) = config {
         words.extend(CString::new(path.as_os_str().as_bytes()));
     }

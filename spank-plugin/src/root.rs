@@ -23,7 +23,6 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{
     AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, send, socketpair,
 };
-use nix::sys::statfs::{FsType, fstatfs};
 use nix::unistd::{ForkResult, Pid, fork, setsid};
 
 /// A launcher that has not asked by then has been stopped; its step can still be killed.
@@ -54,7 +53,7 @@ pub fn start(client: &Client) -> Result<OwnedFd, Failure> {
 
 /// Starts a process of root's and returns the launcher's end of its socket. It is nobody's child, so that the task does
 /// not find one that it did not start.
-pub fn start_process(name: &str, work: impl FnOnce(&OwnedFd)) -> Result<OwnedFd, Failure> {
+pub fn start_process(name: &str, work: impl FnOnce(OwnedFd)) -> Result<OwnedFd, Failure> {
     let failed = |errno: Errno| Failure::new(format!("cannot start the {name}: {}", errno.desc()));
     let (ours, launchers) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).map_err(failed)?;
@@ -69,7 +68,7 @@ pub fn start_process(name: &str, work: impl FnOnce(&OwnedFd)) -> Result<OwnedFd,
             // SAFETY: as above.
             if let Ok(ForkResult::Child) = unsafe { fork() } {
                 leave_everything_but(&ours);
-                let _ = std::panic::catch_unwind(AssertUnwindSafe(|| work(&ours)));
+                let _ = std::panic::catch_unwind(AssertUnwindSafe(|| work(ours)));
             }
             // SAFETY: ends a forked process without slurmstepd's exit handlers.
             unsafe { libc::_exit(0) }
@@ -109,25 +108,31 @@ fn leave_everything_but(socket: &OwnedFd) {
 }
 
 /// Answers one message, or ends with the launcher.
-fn serve(socket: &OwnedFd, client: &Client) {
+fn serve(socket: OwnedFd, client: &Client) {
     let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
     let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
     if !matches!(poll(&mut asked, patience), Ok(1..)) {
         return;
     }
-    let Ok(Some((mode, namespace))) = receive(socket) else { return };
-    let answer = match map_groups(&namespace, mode, client) {
-        Ok(dropped) => {
-            let dropped: Vec<String> = dropped.iter().map(u32::to_string).collect();
-            format!("+{}", dropped.join(" "))
-        }
-        Err(failure) => format!("-{failure}"),
-    };
-    let _ = send(socket.as_raw_fd(), answer.as_bytes(), MsgFlags::MSG_NOSIGNAL);
+    let Ok((mode, passed)) = receive(&socket) else { return };
+    if let Some(namespace) = passed.first() {
+        let answer = match map_groups(namespace, mode, client) {
+            Ok(dropped) => {
+                let dropped: Vec<String> = dropped.iter().map(u32::to_string).collect();
+                format!("+{}", dropped.join(" "))
+            }
+            Err(failure) => format!("-{failure}"),
+        };
+        let _ = send(socket.as_raw_fd(), answer.as_bytes(), MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT);
+    }
+    // In this order: to close what was passed may mean to wait for a file system that is a process of the user's, and what
+    // keeps that going may lie in our own socket.
+    drop(socket);
+    drop(passed);
 }
 
-/// The message: who the user is inside, and the user namespace. None: the launcher has ended.
-fn receive(socket: &OwnedFd) -> nix::Result<Option<(u8, OwnedFd)>> {
+/// The message: who the user is inside, and the user namespace. Nothing is passed when the launcher has ended.
+fn receive(socket: &OwnedFd) -> nix::Result<(u8, Vec<OwnedFd>)> {
     let mut mode = [0];
     let mut buffer = [std::io::IoSliceMut::new(&mut mode)];
     let mut space = cmsg_space!([i32; 1]);
@@ -140,7 +145,7 @@ fn receive(socket: &OwnedFd) -> nix::Result<Option<(u8, OwnedFd)>> {
             passed.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
-    Ok(passed.pop().map(|namespace| (mode[0], namespace)))
+    Ok((mode[0], passed))
 }
 
 /// Writes the map; returns the groups that found no place in it.
@@ -197,16 +202,17 @@ fn write_map(process: Pid, map: &str) -> Result<(), Failure> {
 
 /// The namespace must be one that this user has made in the namespace of the node.
 fn check_namespace(namespace: &OwnedFd, uid: u32) -> Result<(), Failure> {
-    const NSFS_MAGIC: i64 = 0x6e73_6673;
     const NS_GET_PARENT: libc::Ioctl = 0xb702;
     const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
     const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
     let refused = |why: &str| Err(Failure::new(format!("the broker refuses a namespace: {why}")));
-    // Before any ioctl: on a device the same number may mean something else.
-    if !fstatfs(namespace).is_ok_and(|found| found.filesystem_type() == FsType(NSFS_MAGIC)) {
+    // Before any ioctl: on a device the same number may mean something else. The kernel itself says what this is, and no
+    // file system is asked, which may be a process of the user's; the paths of files begin with a slash.
+    let fd = namespace.as_raw_fd();
+    let name = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    if !name.as_os_str().as_encoded_bytes().starts_with(b"user:[") {
         return refused("it is none");
     }
-    let fd = namespace.as_raw_fd();
     // SAFETY: takes no argument.
     if unsafe { libc::ioctl(fd, NS_GET_NSTYPE) } != libc::CLONE_NEWUSER {
         return refused("not a user namespace");

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::image::shown;
+use crate::sys;
 
 /// Begins the name of a copy.
 pub const COPY: &str = "sha256-";
@@ -154,6 +155,7 @@ impl Cache {
 
     /// Opens root's directory for all users, and makes it; as root.
     pub fn open_shared(directory: &Path) -> Result<Cache, Failure> {
+        config::check_only_roots(directory.parent().unwrap_or(directory))?;
         let cache = Cache::open_directory(directory.to_owned(), 0o755, true)?;
         config::check_only_roots(directory)?;
         Ok(cache)
@@ -210,6 +212,12 @@ impl Cache {
         serde_json::from_slice(&text).ok()
     }
 
+    /// Whether there is a file for this digest.
+    pub fn has_copy(&self, digest: &str) -> bool {
+        let name = Digest::parse(digest).map(copy_name);
+        name.is_some_and(|name| statat(&self.dir, &*name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
+    }
+
     /// Where a copy is.
     pub fn copy_path(&self, digest: Digest) -> PathBuf {
         self.path.join(copy_name(digest))
@@ -249,10 +257,16 @@ impl Cache {
         lock_shared(file)
     }
 
-    /// Opens a file here, never a link, and without waiting.
+    /// Opens a file here, never a link, and without waiting for whoever looks whether it is in use.
     pub fn open_file(&self, name: &str) -> Result<File, Errno> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        openat(&self.dir, name, flags, Mode::empty()).map(File::from)
+        for _ in 0..100 {
+            match openat(&self.dir, name, flags, Mode::empty()) {
+                Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(10)),
+                opened => return opened.map(File::from),
+            }
+        }
+        Err(Errno::AGAIN)
     }
 
     /// Takes a damaged or foreign file out of the way; who has it open keeps it.
@@ -417,11 +431,13 @@ fn range_lock(kind: i32) -> libc::flock {
 }
 
 /// Whether somebody uses the file, or writes it. If not, the caller has an exclusive flock until it is closed.
-pub fn in_use(file: impl AsFd) -> bool {
+pub fn in_use(file: impl AsFd, shared: bool) -> bool {
     let mut other = range_lock(libc::F_WRLCK);
     let looked = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut other));
     looked.is_ok() && i32::from(other.l_type) != libc::F_UNLCK
-        || flock(file, FlockOperation::NonBlockingLockExclusive).is_err()
+        || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+        // In the shared cache a user could give up the lock and keep the file.
+        || shared && sys::is_open_elsewhere(file)
 }
 
 /// Who removes or looks at a copy has it locked for a moment only.

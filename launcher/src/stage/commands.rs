@@ -194,7 +194,7 @@ fn list(cache: &Cache) -> Result<Outcome, Failure> {
     let (mut text, mut listed) = (String::new(), Vec::new());
     for copy in &copies {
         // Others than root cannot tell of the copies that are shared.
-        let in_use = cache.open_file(&copy.name).ok().map(in_use);
+        let in_use = cache.open_file(&copy.name).ok().map(|file| in_use(file, cache.shared));
         let sources: Vec<&Manifest> = of_copy(&manifests, copy.digest).collect();
         let named = |manifest: &&Manifest| {
             let user = manifest.user.map_or_else(String::new, |user| format!(" (for uid {user})"));

@@ -1,6 +1,7 @@
 //! Makes room for a copy: those that were not used for the longest time go, never one in use. Runs as the user on the
 //! host, or as root in the shared cache.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use mizzen_core::{Config, Digest, Failure};
 use rustix::fs::{AtFlags, fstat, fstatvfs, statat};
 use rustix::io::Errno;
 
-use super::cache::{BROKEN, COPY, Cache, TEMPORARY, describe, in_use};
+use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe, in_use};
 use super::{broadcast, lock};
 
 /// How much the copies may take.
@@ -34,6 +35,9 @@ impl Limits {
 /// Making room is a matter of milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How many sources of the same content are remembered.
+const SOURCES_OF_A_COPY: usize = 16;
+
 /// A copy, as its name and its inode tell.
 pub struct Copy {
     pub name: String,
@@ -51,6 +55,21 @@ struct Space {
 }
 
 impl Space {
+    /// As it is now: a file that somebody has open keeps its space when it is removed.
+    fn of(cache: &Cache, copies: &[Copy]) -> Result<Space, String> {
+        let disk = fstatvfs(&cache.dir).map_err(describe)?;
+        Ok(Space {
+            taken: copies.iter().map(|copy| copy.size).sum(),
+            free: disk.f_bavail.saturating_mul(disk.f_frsize),
+            disk: disk.f_blocks.saturating_mul(disk.f_frsize),
+        })
+    }
+
+    /// As it would be with so much less.
+    fn without(&self, bytes: u64) -> Space {
+        Space { taken: self.taken - bytes, free: self.free.saturating_add(bytes), disk: self.disk }
+    }
+
     fn lacks(&self, needed: u64, limits: &Limits) -> bool {
         let limit = limits.max_size.map_or(u64::MAX, |amount| amount.of(self.disk));
         let keep = limits.keep_free.map_or(0, |amount| amount.of(self.disk));
@@ -64,27 +83,21 @@ pub fn make(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<(
     sweep(cache);
     let mut copies = copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
     copies.sort_by_key(|copy| copy.used);
-    let disk = fstatvfs(&cache.dir).map_err(describe)?;
-    let mut space = Space {
-        taken: copies.iter().map(|copy| copy.size).sum(),
-        free: disk.f_bavail.saturating_mul(disk.f_frsize),
-        disk: disk.f_blocks.saturating_mul(disk.f_frsize),
-    };
+    let no_room = || format!("no room for {} in {}", megabytes(needed), cache.path.display());
+    let mut space = Space::of(cache, &copies)?;
+    // What cannot have room in any case must not cost others their copies.
+    if space.without(space.taken).lacks(needed, limits) {
+        return Err(no_room());
+    }
     let mut missing = freed;
-    for copy in &copies {
-        if missing == 0 && !space.lacks(needed, limits) {
-            break;
-        }
-        if remove_unused(cache, &copy.name) {
-            space.taken -= copy.size;
-            space.free += copy.size;
-            missing = missing.saturating_sub(copy.size);
-        }
+    while missing > 0 || space.lacks(needed, limits) {
+        let Some(index) = copies.iter().position(|copy| remove_unused(cache, &copy.name)) else { break };
+        // Those before it are in use.
+        let removed = copies.drain(..=index).next_back();
+        missing = missing.saturating_sub(removed.map_or(0, |copy| copy.size));
+        space = Space::of(cache, &self::copies(cache).map_err(|error| error.to_string())?)?;
     }
-    if space.lacks(needed, limits) {
-        return Err(format!("no room for {} in {}", megabytes(needed), cache.path.display()));
-    }
-    Ok(())
+    if space.lacks(needed, limits) { Err(no_room()) } else { Ok(()) }
 }
 
 /// For people.
@@ -107,7 +120,9 @@ pub fn copies(cache: &Cache) -> std::io::Result<Vec<Copy>> {
 /// Removes a file unless somebody uses it. Who opens it at this moment keeps what he has opened.
 pub fn remove_unused(cache: &Cache, name: &str) -> bool {
     match cache.open_file(name) {
-        Ok(file) => !in_use(&file) && is_named(cache, name, &file) && remove_anything(cache, name),
+        Ok(file) => {
+            !in_use(&file, cache.shared) && is_named(cache, name, &file) && remove_anything(cache, name)
+        }
         Err(Errno::NOENT) => false,
         // A link, a directory: nothing that anybody runs from.
         Err(_) => remove_anything(cache, name),
@@ -126,7 +141,33 @@ pub fn sweep(cache: &Cache) -> usize {
         broadcast::sweep(cache);
     }
     let left = [TEMPORARY, BROKEN].iter().flat_map(|prefix| cache.names(prefix).unwrap_or_default());
-    left.filter(|name| remove_unused(cache, name)).count()
+    let removed = left.filter(|name| remove_unused(cache, name)).count();
+    forget_sources(cache);
+    removed
+}
+
+/// Removes locks that nobody holds, and what is known of sources whose copy is gone. Of the sources of one copy only the
+/// last few are kept: a file becomes another one whenever it is touched.
+fn forget_sources(cache: &Cache) {
+    let mut known: BTreeMap<String, Vec<(i64, String)>> = BTreeMap::new();
+    for name in cache.names(SOURCE).unwrap_or_default() {
+        let copied = cache.manifest(&name).filter(|manifest| cache.has_copy(&manifest.digest));
+        match (copied, statat(&cache.dir, &*name, AtFlags::SYMLINK_NOFOLLOW)) {
+            (Some(manifest), Ok(stat)) => {
+                known.entry(manifest.digest).or_default().push((stat.st_mtime, name));
+            }
+            _ => {
+                remove_unused(cache, &name);
+            }
+        }
+    }
+    for sources in known.values_mut() {
+        sources.sort();
+        let surplus = sources.len().saturating_sub(SOURCES_OF_A_COPY);
+        for (_, name) in sources.drain(..surplus) {
+            remove_unused(cache, &name);
+        }
+    }
 }
 
 fn remove_anything(cache: &Cache, name: &str) -> bool {

@@ -83,16 +83,18 @@ impl Word {
         })
     }
 
-    /// Sends it. Progress that nobody listens to is dropped; everything else waits for the listener.
+    /// Sends it. Progress and notes that nobody listens to are dropped; everything else waits for the listener, as long as
+    /// the socket has patience.
     pub fn send(&self, socket: &OwnedFd, file: Option<&File>) -> nix::Result<()> {
         let text = self.encode();
         let fds: Vec<i32> = file.iter().map(|file| file.as_raw_fd()).collect();
         let rights = [ControlMessage::ScmRights(&fds)];
         let control = if fds.is_empty() { &[][..] } else { &rights[..] };
         let mut flags = MsgFlags::MSG_NOSIGNAL;
-        flags.set(MsgFlags::MSG_DONTWAIT, matches!(self, Word::Copied(..)));
+        let droppable = matches!(self, Word::Copied(..) | Word::Note(_));
+        flags.set(MsgFlags::MSG_DONTWAIT, droppable);
         match sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&text)], control, flags, None) {
-            Err(Errno::EAGAIN) => Ok(()),
+            Err(Errno::EAGAIN) if droppable => Ok(()),
             sent => sent.map(drop),
         }
     }
@@ -150,9 +152,12 @@ impl Keeper {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| failed(errno.desc().to_owned()))?;
-        let launcher = keeper::Launcher { socket: theirs, process: None };
-        sys::spawn_detached(&[launcher.socket.as_fd()], || launcher.serve(0, config))
-            .map_err(|error| failed(cause(&error)))?;
+        sys::spawn_detached(&[theirs.as_fd()], || {
+            if let Ok(socket) = theirs.try_clone() {
+                keeper::Launcher { socket, process: None, may_mount: false }.serve(0, config);
+            }
+        })
+        .map_err(|error| failed(cause(&error)))?;
         Ok(Keeper::new(ours, Reader::Fuse, &config.stage_shared))
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use mizzen_core::failure::cause;
 use nix::sys::prctl::{set_name, set_no_new_privs, set_pdeathsig};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chroot, fchdir, getppid};
 
@@ -19,6 +20,9 @@ use crate::sys;
 
 /// How often the user can see a change.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// As many as the kernel allows where nobody has changed it (fs.nr_open).
+const DESCRIPTORS: u64 = 1 << 20;
 
 /// What is to be copied.
 pub struct Order<'a> {
@@ -58,6 +62,10 @@ fn confine(keeper: Pid, cache: &Cache) -> std::io::Result<()> {
     if getppid() != keeper {
         return Err(std::io::ErrorKind::BrokenPipe.into());
     }
+    // The kernel counts the descriptors that all of root's processes have under way, unread by whoever is to get them.
+    setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)?;
+    // Who waits for a copy waits for the disk; others have work to do.
+    sys::be_nice();
     fchdir(&cache.dir)?;
     chroot(".")?;
     set_no_new_privs()?;

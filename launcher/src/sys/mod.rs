@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod inherited;
+mod leases;
 mod loop_device;
 mod passing;
 
@@ -13,6 +14,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
 pub use inherited::{is_ignored, peer_uid};
+pub use leases::{is_open_elsewhere, is_written};
 pub use loop_device::attach as attach_loop;
 pub use passing::{pass_descriptors, receive_descriptors};
 
@@ -97,6 +99,12 @@ pub fn wait_for_signal(signals: &SigSet) -> io::Result<(Signal, bool)> {
 pub fn keep_through_exec(fd: i32) {
     // SAFETY: clears a flag of a descriptor number.
     unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
+}
+
+/// Lets others have the processor first.
+pub fn be_nice() {
+    // SAFETY: takes numbers. A failure is no matter.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
 }
 
 /// Forks a child that runs `work` and exits with its result; returns the child's pid.
