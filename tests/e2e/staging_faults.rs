@@ -51,12 +51,13 @@ fn kills_leave_no_wrong_copy() {
         }
     }
     assert!(killed >= 10, "only {killed} were killed");
-    // The long form: at every system call of the start, one after the other.
+    // The long form: at every system call, one after the other. (Of copying alone: strace cannot look into a program that
+    // runs from a file server which it holds.)
     let mut undisturbed = 0;
     for when in (1..).take_while(|_| count(0, 1) == 1) {
         cluster.run(&format!("rm -rf {CACHE}"));
         let run = cluster.run(&format!(
-            "strace -f -o /dev/null -e trace=all -e inject=all:signal=KILL:when={when} {start}"
+            "strace -f -o /dev/null -e trace=all -e inject=all:signal=KILL:when={when} mizzen stage /shared/a.sqsh"
         ));
         undisturbed = if run.code == 0 { undisturbed + 1 } else { 0 };
         if undisturbed == 5 {
