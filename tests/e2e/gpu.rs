@@ -11,13 +11,15 @@ use mizzen_tests::release::extract_packages;
 use mizzen_tests::{Cluster, Release, Spec, User, target_dir};
 
 /// Three GPUs that open without hardware, and the driver's own device with its real number: no driver answers there.
-const DEVICES: [(&str, u64, u64); 6] = [
+const DEVICES: [(&str, u64, u64); 8] = [
     ("nvidia0", 1, 7),
     ("nvidia1", 1, 8),
     ("nvidia2", 1, 5),
     ("nvidiactl", 195, 255),
     ("nvidia-uvm", 1, 3),
     ("nvidia-caps/nvidia-cap1", 1, 3),
+    ("kfd", 1, 3),
+    ("dri/renderD128", 1, 3),
 ];
 
 /// A cluster with three GPUs on its node, of which a step can open only its own.
@@ -75,6 +77,9 @@ fn steps_have_their_gpus(cluster: &Cluster, image: &str) {
         0,
         "nvidia0\nnvidia1\n",
     );
+    // And no other is there.
+    let there = cluster.run(&format!("srun --gres=gpu:1 --container={image} sh -c 'echo /dev/nvidia[0-9]'"));
+    assert_out(&there, 0, "/dev/nvidia0\n");
     let own =
         format!("set -o pipefail; srun --quiet -l -n3 --gpus-per-task=1 --container={image} {OPEN} | sort");
     assert_out(&cluster.run(&own), 0, "0: nvidia0\n1: nvidia1\n2: nvidia2\n");
@@ -98,6 +103,7 @@ fn the_nodes_driver() {
     programs_find_the_driver(&cluster);
     steps_have_their_gpus(&cluster, "/shared/py.sqsh");
     options_choose(&cluster);
+    groups_open_devices(&cluster);
     batch_scripts_have_both(&cluster);
     what_is_decided_is_true(&cluster);
     other_c_libraries_get_nothing(&cluster);
@@ -127,7 +133,7 @@ fn programs_find_the_driver(cluster: &Cluster) {
     let mounts = step("grep -E ' /(usr|lib|bin|etc)' /proc/self/mounts");
     assert!(mounts.stdout.lines().all(|line| line.contains(" /etc/")), "{}", mounts.text());
     let devices = step("sh -c 'cd /dev; echo nvidia*'").stdout;
-    assert_eq!(devices, "nvidia-caps nvidia-uvm nvidia0 nvidia1 nvidia2 nvidiactl\n");
+    assert_eq!(devices, "nvidia-caps nvidia-uvm nvidia0 nvidiactl\n");
 }
 
 fn options_choose(cluster: &Cluster) {
@@ -142,6 +148,22 @@ fn options_choose(cluster: &Cluster) {
     assert_eq!(run("NVIDIA_DRIVER_CAPABILITIES=utility mizzen run"), "6\n0\n");
     let wrong = cluster.run(&format!("srun {PY} --container-gpu=two true"));
     assert_failed(&wrong, 1, "--container-gpu: \"two\" is not auto, all or none");
+}
+
+/// A device of a group is for its members, inside as outside: Alice is one, Bob is not.
+fn groups_open_devices(cluster: &Cluster) {
+    let change = "chgrp gpu /dev/kfd /dev/dri/renderD128; chmod 660 /dev/kfd /dev/dri/renderD128";
+    let node = |user, script: &str| cluster.run_on("node1", user, script);
+    assert_out(&node(User::Root, change), 0, "");
+    let open = "sh -c ': < /dev/kfd && : < /dev/dri/renderD128 && echo open'";
+    let step = format!("srun --quiet --container-gpu=all {PY} {open}");
+    for alices in [cluster.run(&step), node(User::Alice, &format!("mizzen run /shared/py.sqsh {open}"))] {
+        assert_out(&alices, 0, "open\n");
+        assert_eq!(alices.stderr, "");
+    }
+    let bobs = node(User::Bob, &format!("mizzen run /shared/py.sqsh {open}"));
+    assert_failed(&bobs, 2, "note: you cannot open /dev/kfd (Permission denied): it belongs to group 2101");
+    assert_out(&node(User::Root, "chmod 666 /dev/kfd /dev/dri/renderD128"), 0, "");
 }
 
 /// The node's libraries and Slurm's commands are neighbours inside.
@@ -165,7 +187,7 @@ fn what_is_decided_is_true(cluster: &Cluster) {
          mizzen run -m /usr/lib/x86_64-linux-gnu:/node -m /shared/load.py /shared/old.sqsh python3 /shared/load.py",
     );
     for machine in ["ctl", "node1"] {
-        cluster.run_on(machine, User::Root, "rm /etc/mizzen/host.d/everything.toml");
+        assert_out(&cluster.run_on(machine, User::Root, "rm /etc/mizzen/host.d/everything.toml"), 0, "");
     }
     let (given, left_out) = loaded.stdout.trim().split_once(" given, ").unwrap_or_default();
     let numbers = [given, left_out.trim_end_matches(" left out")].map(|number| number.parse::<u32>());
@@ -192,7 +214,8 @@ fn other_c_libraries_get_nothing(cluster: &Cluster) {
 fn what_was_found_is_shown(cluster: &Cluster) {
     let doctor = cluster.run("mizzen doctor --gpu --fabric");
     for line in [
-        "amd                                not on this node: no /dev/kfd",
+        "intel                              not on this node: no /sys/module/xe, ",
+        "  /dev/kfd                         device",
         "  /dev/nvidia-caps                 devices",
         "  libcuda.so.1                     compute: /usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.",
         "  nvidia-smi                       utility: /usr/lib/nvidia/current/nvidia-smi",
@@ -271,6 +294,18 @@ fn other_versions_are_left_out(cluster: &Cluster) {
     let real = real.lines().find_map(|name| name.strip_prefix("libcuda.so.5")).unwrap();
     let right = say(&format!("NVRM version: NVIDIA UNIX Kernel Module  5{real}  Release Build"));
     assert!(right.stdout.contains("libcuda.so.1\n") && right.stderr.is_empty(), "{}", right.text());
+    // An image may have libraries by which its newer CUDA works with this driver.
+    let newer = ImageTree::empty().unwrap();
+    let node = Release::Slurm22_05.rootfs().unwrap();
+    for file in ["bin/dash", "lib64/ld-linux-x86-64.so.2", "lib/x86_64-linux-gnu/libc.so.6"] {
+        newer.file(file, "").unwrap();
+        std::fs::copy(node.join(file), newer.path(file)).unwrap();
+    }
+    newer.file("usr/local/cuda-12.4/compat/libcuda.so.550.54.15", "").unwrap();
+    newer.link("usr/local/cuda", "cuda-12.4").unwrap();
+    cluster.share("newer.sqsh", &newer.squashfs(&[]).unwrap()).unwrap();
+    let first = cluster.run("mizzen run /shared/newer.sqsh dash -c 'echo $LD_LIBRARY_PATH'");
+    assert_out(&first, 0, "/usr/local/cuda-12.4/compat:/.mizzen/host/lib\n");
     let note =
         format!("libcuda.so.5{real} is left out: its version is 5{real}, and the kernel's driver has 999.1");
     let wrong = say("999.1");

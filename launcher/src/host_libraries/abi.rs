@@ -121,7 +121,10 @@ impl Misfit {
 pub fn decide(found: &Found, directories: &[String], node: &Node, image: &ImageLibraries) -> Vec<Decision> {
     let mut decisions = Vec::new();
     for (set, found_set) in found.sets.iter().enumerate() {
-        for (name, candidates) in &found_set.libraries {
+        let mut libraries: Vec<_> = found_set.libraries.iter().collect();
+        // In the rule's order: what is missed first is told first.
+        libraries.sort_by_key(|(name, _)| found_set.set.position(name));
+        for (name, candidates) in libraries {
             let optional = |pattern: &String| pattern::matches(pattern::file_name(pattern), name);
             let kind =
                 if found_set.set.optional.iter().any(optional) { Kind::Optional } else { Kind::Library };

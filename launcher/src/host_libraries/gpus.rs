@@ -1,15 +1,16 @@
 //! Whether a container gets the node's GPUs: what the user asks for, and what Slurm has given to the step.
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use mizzen_core::settings::Gpu;
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
 
 use crate::slurm::conf;
 
 /// Slurm's variables of a step or job that has GPUs, and those of the vendors that it sets in every task. With
-/// `--gpu-bind=none` Slurm 22.05 tells no more than their number. None of them tells which devices the step has: with
-/// `--gpus-per-task` each task is told of its own alone, and where a cgroup hides the others, as number 0. So containers
-/// have all nodes, and whether one can be opened is left to that cgroup.
+/// `--gpu-bind=none` Slurm 22.05 tells no more than their number.
 const VARIABLES: [&str; 7] = [
     "SLURM_STEP_GPUS",
     "SLURM_JOB_GPUS",
@@ -52,6 +53,29 @@ pub fn wanted(
     }
 }
 
+/// The GPUs that Slurm has given to the step. `allowed` tells what the device cgroup says of a device.
+///
+/// No variable tells which these are: with `--gpus-per-task` each task is told of its own alone, and not by the numbers of
+/// the devices. Nor does the cgroup, which is then the task's as well. But if it allows as many as the step has on this
+/// node, these are it. Otherwise the container, which all tasks share, has all, and each task can open its own.
+pub fn of_step(
+    gpus: Vec<PathBuf>,
+    setting: Gpu,
+    environment: &[(OsString, OsString)],
+    allowed: impl Fn(&Path) -> bool,
+) -> Vec<PathBuf> {
+    let count = environment.iter().find(|(name, _)| name == "SLURM_GPUS_ON_NODE");
+    let count = count.and_then(|(_, value)| value.to_str()?.parse::<usize>().ok());
+    let Some(count) = count.filter(|_| setting == Gpu::Auto) else { return gpus };
+    let own: Vec<PathBuf> = gpus.iter().filter(|gpu| allowed(gpu)).cloned().collect();
+    if own.len() == count { own } else { gpus }
+}
+
+/// What the device cgroup of this process says of a device; without opening it, which would wake up a GPU.
+pub fn allowed(device: &Path) -> bool {
+    access(device, AccessFlags::R_OK | AccessFlags::W_OK) != Err(Errno::EPERM)
+}
+
 /// Whether a slurm.conf, or a file that it includes, may have GPUs as resources. Elsewhere a job has those of its nodes.
 fn manages_gpus(conf: &str) -> bool {
     let types = conf::value(conf, "GresTypes").unwrap_or_default();
@@ -61,6 +85,19 @@ fn manages_gpus(conf: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_gpus_of_a_step() {
+        let gpus: Vec<PathBuf> = (0..4).map(|number| format!("/dev/nvidia{number}").into()).collect();
+        let decided = |setting, count: &str, allowed: &[&str]| {
+            let environment = [("SLURM_GPUS_ON_NODE".into(), count.into())];
+            of_step(gpus.clone(), setting, &environment, |gpu| allowed.iter().any(|name| gpu.ends_with(name)))
+        };
+        assert_eq!(decided(Gpu::Auto, "2", &["nvidia1", "nvidia3"]), [gpus[1].clone(), gpus[3].clone()]);
+        assert_eq!(decided(Gpu::Auto, "2", &["nvidia1"]), gpus, "another task has the other one");
+        assert_eq!(decided(Gpu::Auto, "", &["nvidia1"]), gpus);
+        assert_eq!(decided(Gpu::All, "1", &["nvidia1"]), gpus);
+    }
 
     #[test]
     fn a_slurm_without_gpus() {

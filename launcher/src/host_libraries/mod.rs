@@ -156,7 +156,8 @@ pub fn decide(
         if rule.switch == Switch::Fabric {
             given.notes.extend(fabric::locked_memory());
         }
-        let found = node.find(rule, &sets);
+        let mut found = node.find(rule, &sets);
+        found.gpus = gpus::of_step(found.gpus, options.gpu, &host.environment, gpus::allowed);
         given.add(rule, &found, &why, &node, tree, metadata);
     }
     if !devices.is_empty() {
@@ -192,8 +193,16 @@ impl HostLibraries {
                 self.findings.push((device.display().to_string(), format!("{}: device", rule.name)));
             }
         }
+        self.notes.extend(found.gpus.iter().chain(&found.devices).find_map(|device| show::closed(device)));
         let image = ImageLibraries::of(tree, &metadata.environment);
         let Some(decisions) = self.check(&rule.name, found, &rule.directories, node, &image) else { return };
+        if let (Some(pattern), Some(driver)) = (&rule.compatibility, &found.version)
+            && let Some(directory) = specified::newer_in_image(pattern, driver, tree)
+        {
+            let why = format!("{}: the image's, newer than the driver", rule.name);
+            self.findings.push((directory.display().to_string(), why));
+            self.variables.libraries.push(directory); // before the node's
+        }
         decisions
             .iter()
             .filter(|decision| decision.misfit.is_none())
@@ -271,7 +280,7 @@ impl HostLibraries {
 
     /// Where to look for what there is.
     fn finish(&mut self) {
-        // Two rules may have found the same library, one of them by another name.
+        // Two rules, or a rule and a specification, may give the same library, each in its own way.
         let files = &self.files;
         self.links.retain(|link, _| !files.iter().any(|file| file.place == *link));
         for (directory, variable) in

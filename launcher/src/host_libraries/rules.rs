@@ -50,6 +50,10 @@ pub struct Rule {
     /// Where libraries are beside the directories that the node's dynamic linker knows.
     #[serde(default)]
     pub directories: Vec<String>,
+    /// Libraries of an image for older drivers, by a pattern that ends in the version: if they are newer than the driver,
+    /// they come before the node's.
+    #[serde(default)]
+    pub compatibility: Option<String>,
     /// A variable that names sets, or `all`, in place of `choice`.
     #[serde(default)]
     pub choice_variable: Option<String>,
@@ -173,6 +177,15 @@ impl Rule {
         };
         let holds = |set: &&Set| chosen.as_ref().is_none_or(|chosen| chosen.contains(&set.name));
         self.sets.iter().filter(holds).collect()
+    }
+}
+
+impl Set {
+    /// Where in the lists a library's name stands.
+    pub fn position(&self, name: &str) -> usize {
+        let mut patterns = self.libraries.iter().chain(&self.optional);
+        let found = patterns.position(|pattern| pattern::matches(pattern::file_name(pattern), name));
+        found.unwrap_or(usize::MAX)
     }
 }
 

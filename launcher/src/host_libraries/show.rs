@@ -1,9 +1,11 @@
 //! What was found and decided, for people.
 
 use std::fmt::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 
 use crate::cdi::Specs;
@@ -115,11 +117,30 @@ fn described(candidate: &Candidate, set: &Set, driver: Option<&str>) -> String {
     format!("{}: {file}, from {}{state}", set.name, candidate.origin)
 }
 
-/// Whether the user may open a device; a directory of them is fine if it can be entered.
-fn usable(device: &PathBuf) -> String {
-    match access(device, AccessFlags::R_OK | AccessFlags::W_OK) {
-        Ok(()) => "device".to_owned(),
-        Err(_) if device.is_dir() => "devices".to_owned(),
-        Err(errno) => format!("device, which you cannot open: {} (are you in its group?)", errno.desc()),
+/// What is said of a device, and whether the user may open it.
+fn usable(device: &Path) -> String {
+    match closed(device) {
+        Some(why) => why,
+        None if device.is_dir() => "devices".to_owned(),
+        None => "device".to_owned(),
     }
+}
+
+/// Why the user cannot open a device: the group that it belongs to. Of a directory one of its devices, but for those that
+/// drive displays (card0), which no computation opens.
+pub fn closed(device: &Path) -> Option<String> {
+    if device.is_dir() {
+        let entries = device.read_dir().ok()?.flatten().map(|entry| entry.path());
+        let opened = |path: &PathBuf| {
+            let display = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"card"));
+            !display && path.metadata().is_ok_and(|found| found.file_type().is_char_device())
+        };
+        return entries.filter(opened).find_map(|path| closed(&path));
+    }
+    // EPERM is the word of Slurm's device cgroup.
+    let errno = access(device, AccessFlags::R_OK | AccessFlags::W_OK)
+        .err()
+        .filter(|errno| *errno == Errno::EACCES)?;
+    let group = device.metadata().ok()?.gid();
+    Some(format!("you cannot open {} ({}): it belongs to group {group}", device.display(), errno.desc()))
 }

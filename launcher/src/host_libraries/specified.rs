@@ -20,7 +20,7 @@ use crate::options::{Origin, RunOptions};
 use crate::plan::{Mount, Shape, What};
 
 /// Where CUDA images have libraries for drivers that are older than their CUDA.
-const CUDA_COMPATIBILITY: &str = "/usr/local/cuda/compat";
+const CUDA_COMPATIBILITY: &str = "/usr/local/cuda/compat/libcuda.so.*";
 
 /// The devices that the user and the site name. What the site wants is left out where the node does not know its kind:
 /// mizzen.toml is the same on all nodes.
@@ -175,7 +175,9 @@ impl HostLibraries {
                 self.links.insert(place, bind.target.display().to_string());
             }
         }
-        if let Some(directory) = edits.cuda_driver.as_deref().and_then(|driver| newer_cuda(driver, tree)) {
+        if let Some(directory) =
+            edits.cuda_driver.as_deref().and_then(|driver| newer_in_image(CUDA_COMPATIBILITY, driver, tree))
+        {
             self.findings
                 .push((directory.display().to_string(), "CDI: newer than the node's CUDA".to_owned()));
             self.variables.libraries.push(directory); // before the node's
@@ -183,13 +185,15 @@ impl HostLibraries {
     }
 }
 
-/// The directory of the image's libraries for older drivers, if its CUDA is newer than the driver.
-fn newer_cuda(driver: &str, tree: &dyn Tree) -> Option<PathBuf> {
+/// The directory of the image's libraries for older drivers, if they are newer than the driver. The pattern ends in the
+/// version.
+pub(super) fn newer_in_image(pattern: &str, driver: &str, tree: &dyn Tree) -> Option<PathBuf> {
     let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
-    let directory = resolve(tree, Path::new(CUDA_COMPATIBILITY)).ok()?.path;
+    let (directory, library) = pattern.strip_suffix('*')?.rsplit_once('/')?;
+    let directory = resolve(tree, Path::new(directory)).ok()?.path;
     let names = tree.list(&directory).unwrap_or_default();
     let versions = names.iter().filter_map(|(name, _)| {
-        let version = name.to_str()?.strip_prefix("libcuda.so.")?;
+        let version = name.to_str()?.strip_prefix(library)?;
         version.contains('.').then(|| major(version))?
     });
     (versions.max()? > major(driver)?).then_some(directory)
