@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use mizzen_tests::check::{assert_failed, assert_out, with_busybox};
-use mizzen_tests::images::mpi;
+use mizzen_tests::images::{ImageTree, mpi};
 use mizzen_tests::{Cluster, User};
 
 /// A device with every kind of edit, as a vendor's tool would write it.
@@ -100,7 +100,7 @@ fn a_device_brings_what_its_specification_says() {
     assert_out(&cluster.run(&format!("srun --container=/shared/bb.sqsh {names}")), 0, "card1 7 one\n");
     // Who asks for no device, does not wait for specifications to be read.
     cluster.write_everywhere("/etc/mizzen/mizzen.toml", "").unwrap();
-    let opened = "strace -f -o calls mizzen run --gpu=none /shared/bb.sqsh true; grep -c /cdi calls";
+    let opened = "strace -o calls mizzen run --gpu=none /shared/bb.sqsh true; grep -c /cdi calls";
     assert_out(&cluster.run(opened), 1, "0\n");
     // What the user sets wins.
     let mine = cluster.run(
@@ -178,6 +178,18 @@ fn wrong_specifications_and_names_are_told() {
         "mv /etc/cdi/x.yaml /var/tmp; ln -s /var/tmp/x.yaml /etc/cdi/x.yaml",
         "/etc/cdi/x.yaml: is a symbolic link",
     );
+    // An image cannot lead the mounts and links of a specification to the host's files; its own root is its own.
+    for (target, code) in [("/tmp", 125), ("/proc/self/root/tmp", 125), ("/", 0)] {
+        let tree = ImageTree::busybox().unwrap();
+        tree.link("opt", target).unwrap();
+        cluster.share("hostile.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+        let hostile = cluster.run(
+            "mizzen run --device=vendor.com/card=0 /shared/hostile.sqsh true; echo $?; ls -d /vendor /tmp/vendor",
+        );
+        assert_eq!(hostile.stdout, format!("{code}\n"), "/opt -> {target}: {}", hostile.text());
+        let refused = "mizzen: /shared/hostile.sqsh: CDI: /etc/cdi/vendor.yaml: ";
+        assert_eq!(hostile.stderr.contains(refused), code == 125, "/opt -> {target}: {}", hostile.text());
+    }
     // One in /var/run/cdi has priority; two in one directory conflict.
     let copy = "mkdir -p /var/run/cdi; sed s/CARD_DRIVER=7/CARD_DRIVER=8/ /etc/cdi/vendor.yaml > /var/run/cdi/a.yaml";
     assert_out(&cluster.run_as_root(copy), 0, "");

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use mizzen_tests::check::{assert_failed, assert_out};
-use mizzen_tests::images::{mpi, packed_once};
+use mizzen_tests::images::{mpi, mpi_rootfs, packed_once};
 use mizzen_tests::release::hpc_rootfs;
-use mizzen_tests::{Cluster, Release, Spec, User};
+use mizzen_tests::{Cluster, Release, Spec, User, target_dir};
 
 /// A cluster whose nodes have MPICH and rdma-core, and on them an image that has the same: /image is their own root.
 fn start(name: &str, nodes: u32, devices: &[(&str, u64, u64)]) -> Cluster {
@@ -66,6 +66,34 @@ fn the_nodes_mpi_takes_the_place_of_an_image_s_of_its_family() {
     );
     let without = cluster.run("mizzen run /shared/old.sqsh sh -c 'echo \"$LD_LIBRARY_PATH\"'");
     assert_out(&without, 0, "\n");
+}
+
+/// The same for the other family, whose components must be the node's as well.
+#[test]
+fn the_nodes_open_mpi_serves_an_image_with_open_mpi() {
+    let slurm = Release::Slurm22_05.rootfs().unwrap();
+    let cluster = Cluster::start(Spec {
+        nodes: 1,
+        rootfs: Some(mpi_rootfs().unwrap()),
+        layers: vec![target_dir().join("stage"), slurm],
+        ..Cluster::spec("host-open-mpi")
+    })
+    .unwrap();
+    assert_out(&cluster.run_on("node1", User::Root, "ldconfig"), 0, "");
+    cluster.share("py.sqsh", &mpi().unwrap()).unwrap();
+    let program = "from mpi4py import MPI; world = MPI.COMM_WORLD; total = world.allreduce(world.rank + 1); \
+                   files = {line.split()[-1] for line in open('/proc/self/maps') if 'openmpi' in line or 'libmpi.so' in line}; \
+                   print(total, *sorted({file.rsplit('/', 1)[0] for file in files}))";
+    let srun = |options: &str| {
+        cluster.run(&format!(
+            "srun --quiet -n2 --mpi=pmix {options} --container=/shared/py.sqsh python3 -c \"{program}\""
+        ))
+    };
+    let own = srun("");
+    assert!(own.code == 0 && !own.stdout.contains("/.mizzen"), "{}", own.text());
+    let nodes = srun("--container-mpi=host");
+    assert_eq!(nodes.stderr, "", "{}", nodes.text());
+    assert_out(&nodes, 0, &"3 /.mizzen/host/lib /.mizzen/host/lib/openmpi\n".repeat(2));
 }
 
 /// A made-up adapter, which libibverbs looks at through SYSFS_PATH and gives to the provider that knows its number.

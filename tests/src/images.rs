@@ -119,11 +119,12 @@ pub fn c_program(name: &str) -> Result<Vec<u8>> {
 /// A Debian of the tests' usual release with Open MPI, mpi4py and numpy, as zstd squashfs: made once and kept beside
 /// its tree in `target/rootfs`.
 pub fn mpi() -> Result<Vec<u8>> {
-    packed_once(&make_rootfs(
-        Release::Slurm22_05.debian(),
-        "mpi",
-        "openmpi-bin,python3-mpi4py,python3-numpy",
-    )?)
+    packed_once(&mpi_rootfs()?)
+}
+
+/// The tree of that image.
+pub fn mpi_rootfs() -> Result<PathBuf> {
+    make_rootfs(Release::Slurm22_05.debian(), "mpi", "openmpi-bin,python3-mpi4py,python3-numpy")
 }
 
 /// Packs a root file system of [`make_rootfs`] without what no program reads, unless that was done before.
