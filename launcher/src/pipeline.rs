@@ -163,6 +163,14 @@ impl Image {
         })
     }
 
+    /// The same where the kernel has mounted it: it reads ahead as well.
+    pub fn mounted_source(&self, options: &RunOptions, place: PathBuf) -> RootSource {
+        if let Content::Squashfs(image) = &self.content {
+            sandbox::read_ahead(image, &options.command, &place);
+        }
+        RootSource::Directory(place)
+    }
+
     /// A failure that has to do with what is in the image.
     fn named(&self, failure: Failure) -> Failure {
         let image = quote(self.opened.path.as_os_str().as_bytes());

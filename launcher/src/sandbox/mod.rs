@@ -31,6 +31,7 @@ pub use namespaces::{
 };
 use server::Mountable;
 pub use server::Server;
+pub use warm::read_from_mount as read_ahead;
 
 /// Where the image's files come from.
 pub enum RootSource {

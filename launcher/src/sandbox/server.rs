@@ -14,10 +14,8 @@ use mizzen_core::Failure;
 use mizzen_core::failure::cause;
 use mizzen_squashfs::{fuse, squashfs};
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
-use nix::unistd::Pid;
 
 use super::warm;
 use crate::plan::Identity;
@@ -101,12 +99,7 @@ fn threads() -> usize {
 /// Leaves everything behind that belongs to the job's program rather than to a server for all its tasks.
 fn become_server() {
     let _ = nix::unistd::chdir("/");
-    // Task 0 may be pinned to one CPU; the server may use all that the step has, to which the kernel limits this.
-    let mut all = CpuSet::new();
-    for cpu in 0..CpuSet::count() {
-        let _ = all.set(cpu);
-    }
-    let _ = sched_setaffinity(Pid::from_raw(0), &all);
+    warm::use_all_cpus();
     // No core files of image data, and no files but those it has.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);

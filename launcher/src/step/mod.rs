@@ -27,7 +27,7 @@ use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Stopwatch};
 use crate::plan::{Facts, Program, typed_command};
-use crate::sandbox::{self, Namespaces, RootSource, Sources, Unstartable};
+use crate::sandbox::{self, Namespaces, Sources, Unstartable};
 use crate::slurm::{self, Inside};
 use crate::stage::shared::Keeper;
 use crate::{report, report_note, sys};
@@ -218,7 +218,7 @@ fn build(
     let (plan, data) = pipeline::plan(options, &image, &host)?;
     let root = match (root, keeper) {
         (Some(root), _) => root,
-        (None, Some(keeper)) if keeper.has_mounted()? => RootSource::Directory(keeper.mount_place()),
+        (None, Some(keeper)) if keeper.has_mounted()? => image.mounted_source(options, keeper.mount_place()),
         (None, _) => image.source(options, &host)?,
     };
     let sources = Sources { root, data };
