@@ -21,9 +21,6 @@ use crate::sys;
 /// How often the user can see a change.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// As many as the kernel allows where nobody has changed it (fs.nr_open).
-const DESCRIPTORS: u64 = 1 << 20;
-
 /// What is to be copied.
 pub struct Order<'a> {
     /// The path, for people.
@@ -63,7 +60,8 @@ fn confine(keeper: Pid, cache: &Cache) -> std::io::Result<()> {
         return Err(std::io::ErrorKind::BrokenPipe.into());
     }
     // The kernel counts the descriptors that all of root's processes have under way, unread by whoever is to get them.
-    setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)?;
+    let most = std::fs::read_to_string("/proc/sys/fs/nr_open")?.trim().parse().unwrap_or(1 << 16);
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     // Who waits for a copy waits for the disk; others have work to do.
     sys::be_nice();
     fchdir(&cache.dir)?;
