@@ -289,7 +289,8 @@ fn check_parents(path: &Path) -> Result<(), Unread> {
             Ok(found) => trusted(&found).map_err(|why| {
                 let message = format!("{}: its directory {} {why}", path.display(), parent.display());
                 Unread::Refused(
-                    Failure::new(message).hint("only root may be able to write the file and the directories above it; /etc/mizzen is a good place"),
+                    Failure::new(message)
+                        .hint("only root may be able to write the file and the directories above it"),
                 )
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),

@@ -140,6 +140,10 @@ fn the_nodes_rdma_libraries_serve_an_image_without_providers() {
         "{}",
         old.text()
     );
+    // Nobody is told who has shown no interest in the fabric.
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", "").unwrap();
+    let uninterested = cluster.run("ulimit -l 64; mizzen run /shared/old.sqsh true");
+    assert_eq!((uninterested.code, uninterested.stderr.as_str()), (0, ""));
     // Too little memory to lock.
     let little = cluster.run("ulimit -l 64; mizzen run /image true");
     assert!(

@@ -6,6 +6,7 @@ use mizzen_core::settings::Fabric;
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::discover::Node;
+use super::image_libraries::ImageLibraries;
 use super::pattern::matches;
 use super::rules::Rule;
 use super::standard_directories;
@@ -52,6 +53,12 @@ fn has_library(tree: &dyn Tree, directory: &str, wanted: &str) -> bool {
         let names = tree.list(&found.path).unwrap_or_default();
         names.iter().any(|(name, _)| name.to_str().is_some_and(|name| matches(wanted, name)))
     })
+}
+
+/// Whether the site or the image shows that somebody wants to use the fabric: the image has the library itself.
+pub fn is_used(setting: Fabric, rule: &Rule, image: &ImageLibraries) -> bool {
+    let mut libraries = rule.sets.iter().flat_map(|set| &set.libraries);
+    setting == Fabric::Host || libraries.any(|library| image.find(library).is_some())
 }
 
 /// What to do if programs cannot lock memory for the adapter.

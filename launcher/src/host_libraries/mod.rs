@@ -153,12 +153,19 @@ pub fn decide(
             },
             Switch::Gpu | Switch::Mpi => (rule.chosen(variable), why),
         };
-        if rule.switch == Switch::Fabric {
-            given.notes.extend(fabric::locked_memory());
-        }
+        let notes = given.notes.len();
         let mut found = node.find(rule, &sets);
         found.gpus = gpus::of_step(found.gpus, options.gpu, &host.environment, gpus::allowed);
         given.add(rule, &found, &why, &node, tree, metadata);
+        if rule.switch == Switch::Fabric {
+            given.notes.extend(fabric::locked_memory());
+            // On nodes with a fabric every container gets it. Who does not use it need not read why it does not work.
+            let used =
+                || fabric::is_used(options.fabric, rule, &ImageLibraries::of(tree, &metadata.environment));
+            if given.notes.len() > notes && !used() {
+                given.notes.truncate(notes);
+            }
+        }
     }
     if !devices.is_empty() {
         let edits =
