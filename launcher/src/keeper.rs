@@ -49,6 +49,8 @@ pub const MOUNT: &str = "mount";
 const PATIENCE_MILLISECONDS: i32 = 3_600_000;
 /// The root of a container and what is mounted in it; a launcher tries three times.
 const REQUESTS: u32 = 64;
+/// A container has one root; again, a launcher tries three times.
+const MOUNTS: u32 = 3;
 /// A launcher that does not listen for so long is not waited for.
 const SEND_SECONDS: i64 = 30;
 /// File systems of the kernel's own, whose files may tell a process of root's more than a user.
@@ -95,7 +97,7 @@ impl Launcher {
         umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
         let _ = setsockopt(&self.socket, SendTimeout, &TimeVal::seconds(SEND_SECONDS));
         let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
-        let mut mounted = false;
+        let mut mounts_left = MOUNTS;
         for _ in 0..REQUESTS {
             if !self.waits_for(&self.socket, patience) {
                 return;
@@ -103,8 +105,10 @@ impl Launcher {
             let mut request = [0];
             let received = sys::receive_descriptors(&self.socket, &mut request, MsgFlags::empty());
             let Ok((1, passed)) = received else { return };
-            // A container has one root.
-            let mounts = request == [STAGE_AND_MOUNT] && !mounted;
+            let mounts = request == [STAGE_AND_MOUNT];
+            if mounts && mounts_left == 0 {
+                return self.refuse("enough has been mounted for this container", mounts, passed);
+            }
             let looked = match passed.as_slice() {
                 [source] => look_at(source),
                 _ => Err("it does not come alone".to_owned()),
@@ -115,7 +119,7 @@ impl Launcher {
             };
             let Some(source) = source else { return };
             match answer(&self, user, config, mounts, &source, looked) {
-                Some(done) => mounted |= done,
+                Some(mounted) => mounts_left -= u32::from(mounted),
                 None => return,
             }
         }

@@ -60,8 +60,11 @@ fn confine(keeper: Pid, cache: &Cache) -> std::io::Result<()> {
         return Err(std::io::ErrorKind::BrokenPipe.into());
     }
     // The kernel counts the descriptors that all of root's processes have under way, unread by whoever is to get them.
-    let most = std::fs::read_to_string("/proc/sys/fs/nr_open")?.trim().parse().unwrap_or(1 << 16);
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    if let Some(most) =
+        std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok())
+    {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
     // Who waits for a copy waits for the disk; others have work to do.
     sys::be_nice();
     fchdir(&cache.dir)?;
