@@ -229,16 +229,24 @@ struct Head {
     when: Vec<PathBuf>,
 }
 
-/// Whether a rule may hold, by its keys before the sets: most of a file is parsed only on nodes that it is about. What
-/// cannot be told so is left to the whole.
+/// Whether a rule may hold, by two of its keys: the rest of a file is parsed only on nodes that it is about, because every
+/// start of a container reads all of them. What cannot be told so is left to the whole.
 fn may_hold(text: &str, exists: impl Fn(Switch, &Path) -> bool) -> bool {
-    let sets = text.find("\n[").unwrap_or(text.len());
-    let head: Result<Head, _> = toml::from_str(&text[..sets]);
+    // From the line that begins with the key to the end of its value.
+    let value = |key: &str, end: &str| {
+        let line = format!("{key} = ");
+        let first = text.starts_with(&line).then_some(0);
+        let start = first.or_else(|| text.find(&format!("\n{line}")).map(|before| before + 1))?;
+        let length = text[start..].find(end)?;
+        Some(&text[start..start + length + end.len()])
+    };
+    let (Some(switch), Some(when)) = (value("switch", "\n"), value("when", "]")) else { return true };
+    let head: Result<Head, _> = toml::from_str(&format!("{switch}{when}"));
     head.map_or(true, |head| head.when.is_empty() || head.when.iter().any(|path| exists(head.switch, path)))
 }
 
-/// Reads the site's rules that hold where something exists for their purpose, in the order of their names; of the shipped ones where the
-/// directory does not exist.
+/// Reads the site's rules that hold where something exists for their purpose, in the order of their names; of the shipped
+/// ones where the directory does not exist.
 pub fn load(directory: &Path, exists: impl Fn(Switch, &Path) -> bool) -> Result<Vec<Rule>, Failure> {
     let files = match read_trusted_directory(directory, "toml")? {
         Some(files) => files.into_iter().map(|(path, text)| (path, Cow::from(text))).collect(),
@@ -287,6 +295,24 @@ mod tests {
         assert_eq!(chosen(nvidia, Some("")), ["compute", "utility", "video"]);
         assert_eq!(chosen(nvidia, Some("utility,display")), ["utility"]);
         assert_eq!(chosen(nvidia, Some("all")), ["compute", "utility", "video", "graphics"]);
+    }
+
+    #[test]
+    fn the_guide_explains_every_key() {
+        let guide = include_str!("../../../docs/gpu-and-fabric.md");
+        let rule = "switch = \"gpu\"\nwhen = [\"/x\"]\n";
+        for text in [format!("no_such_key = 1\n{rule}"), format!("{rule}[[set]]\nno_such_key = 1\n")] {
+            // Serde knows the keys: a wrong one makes it list them all.
+            let listed = parse(&text).unwrap_err().message;
+            let keys: Vec<&str> =
+                listed.split("expected").nth(1).unwrap().split('`').skip(1).step_by(2).collect();
+            assert!(keys.len() > 5, "{listed}");
+            for key in keys.into_iter().filter(|key| *key != "set") {
+                let explained = [format!("| `{key}`"), format!("`{key}` |"), format!("| `[{key}]`")];
+                let explained = explained.iter().any(|text| guide.contains(text.as_str()));
+                assert!(explained, "docs/gpu-and-fabric.md lacks the key {key}");
+            }
+        }
     }
 
     #[test]
