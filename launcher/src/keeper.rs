@@ -35,7 +35,7 @@ use rustix::mount::{
 };
 
 use crate::stage::cache::Cache;
-use crate::stage::shared::{STAGE_AND_MOUNT, Word, receive_bytes};
+use crate::stage::shared::{MOUNT_COPY, STAGE_AND_MOUNT, Word, receive_bytes};
 use crate::stage::{Staging, store};
 use crate::{report, sys};
 
@@ -88,6 +88,13 @@ pub struct Launcher {
     pub may_mount: bool,
 }
 
+/// The copy that was given out last, and why it may not be mounted.
+struct Given {
+    copy: File,
+    cache: Cache,
+    refusal: Option<String>,
+}
+
 impl Launcher {
     /// Answers what comes through the socket until the launcher ends.
     pub fn serve(self, user: u32, config: &Config) {
@@ -95,7 +102,7 @@ impl Launcher {
         umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
         let _ = setsockopt(&self.socket, SendTimeout, &TimeVal::seconds(SEND_SECONDS));
         let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
-        let mut mounted = false;
+        let (mut given, mut mounted) = (None::<Given>, false);
         for _ in 0..REQUESTS {
             if !self.waits_for(&self.socket, patience) {
                 return;
@@ -103,6 +110,15 @@ impl Launcher {
             let mut request = [0];
             let received = sys::receive_descriptors(&self.socket, &mut request, MsgFlags::empty());
             let Ok((1, passed)) = received else { return };
+            if request == [MOUNT_COPY] && passed.is_empty() {
+                let nothing = || Word::NotMounted("there is nothing more to mount".to_owned());
+                let word = given.take().filter(|_| !mounted).map_or_else(nothing, Given::mount);
+                mounted |= word == Word::Mounted;
+                if word.send(&self.socket, None).is_err() {
+                    return;
+                }
+                continue;
+            }
             // A container has one root.
             let mounts = request == [STAGE_AND_MOUNT] && !mounted;
             let looked = match passed.as_slice() {
@@ -115,7 +131,7 @@ impl Launcher {
             };
             let Some(source) = source else { return };
             match answer(&self, user, config, mounts, &source, looked) {
-                Some(done) => mounted |= done,
+                Some(copy) => given = copy,
                 None => return,
             }
         }
@@ -149,7 +165,7 @@ impl Launcher {
     }
 }
 
-/// Whether something has been mounted; None if nobody listens any more.
+/// Gives out a copy. None if nobody listens any more; the inner None if there is no copy, which the launcher has been told.
 fn answer(
     launcher: &Launcher,
     user: u32,
@@ -157,7 +173,7 @@ fn answer(
     mounts: bool,
     source: &File,
     file: SourceFile,
-) -> Option<bool> {
+) -> Option<Option<Given>> {
     let say = |word: Word| word.send(&launcher.socket, None).ok();
     let refusal = if !launcher.may_mount {
         Some("mizzen.toml does not let it".to_owned())
@@ -175,17 +191,19 @@ fn answer(
         .and_then(|cache| Ok((cache, Staging::new(config.stage, config)?)));
     let (cache, staging) = match opened {
         Ok(opened) => opened,
-        Err(failure) => return say(Word::NoCopy(failure.message)).map(|()| false),
+        Err(failure) => return say(Word::NoCopy(failure.message)).map(|()| None),
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let order = store::Order { path: &file.path, file: source, boot: boot.trim(), user };
-    let Some(copy) = stage(launcher, &cache, &order, &staging)? else { return Some(false) };
-    if !mounts || refusal.is_some() {
-        return Some(false);
+    let copy = stage(launcher, &cache, &order, &staging)?;
+    Some(copy.map(|copy| Given { copy, cache, refusal }))
+}
+
+impl Given {
+    fn mount(self) -> Word {
+        let mounted = self.refusal.map_or_else(|| mount_copy(&self.copy, &self.cache), Err);
+        mounted.map_or_else(Word::NotMounted, |()| Word::Mounted)
     }
-    let mounted = mount_copy(&copy, &cache);
-    let done = mounted.is_ok();
-    say(mounted.map_or_else(Word::NotMounted, |()| Word::Mounted)).map(|()| done)
 }
 
 /// What the kernel says of a file that a user has sent; or why it is not one to be copied for all.

@@ -346,6 +346,59 @@ fn many_starts_make_one_copy_and_kills_do_no_harm() {
 }
 
 #[test]
+fn kills_and_faults_leave_no_wrong_copy() {
+    let cluster = cluster("kills", TOML);
+    let start = "srun --quiet --container=/shared/a.sqsh cat /image";
+    let calls =
+        ["openat", "pread64", "pwrite64", "fsync", "linkat", "renameat", "flock", "utimensat", "sendmsg"];
+    let mut killed = 0;
+    for call in calls {
+        for when in 1..=count(1, 40) {
+            // Root's command has a keeper and a storekeeper of its own; both are followed.
+            let inject = format!("-e trace={call} -e inject={call}:signal=KILL:when={when}");
+            let staged = on_node(
+                &cluster,
+                &format!(
+                    "rm -rf {CACHE}; strace -f -o /tmp/trace {inject} mizzen stage /shared/a.sqsh; grep -c 'killed by SIGKILL' /tmp/trace"
+                ),
+            );
+            killed += staged.stdout.lines().last().and_then(|line| line.parse::<u32>().ok()).unwrap_or(0);
+            let what = format!("KILL at {call} {when}");
+            let wrong = on_node(
+                &cluster,
+                &format!(
+                    "cd {CACHE} && for c in sha256-*; do [ -e $c ] || continue; [ sha256-$(sha256sum < $c | cut -d' ' -f1) = $c ] || echo $c; done"
+                ),
+            );
+            assert_eq!(wrong.stdout, "", "{what}");
+            assert_out(&run_in_time(&cluster, start), 0, "a\n");
+            assert_sound(&cluster, &what, 1);
+        }
+    }
+    assert!(killed >= 6, "only {killed} were killed");
+    for (call, error, why) in [
+        ("pwrite64", "ENOSPC", "cannot write the copy: No space left on device"),
+        ("pwrite64", "EIO", "cannot write the copy: Input/output error"),
+        ("fsync", "EIO", "Input/output error"),
+        ("linkat", "EROFS", "Read-only file system"),
+        ("flock", "ENOLCK", "No locks available"),
+        ("chroot", "EPERM", "cannot give up root's powers: Operation not permitted"),
+        ("capset", "EPERM", "cannot give up root's powers: Operation not permitted"),
+    ] {
+        let inject = format!("-e trace={call} -e inject={call}:error={error}");
+        let staged = on_node(
+            &cluster,
+            &format!("rm -rf {CACHE}; strace -f -o /dev/null {inject} mizzen stage /shared/a.sqsh"),
+        );
+        let noted =
+            staged.stderr.contains("/shared/a.sqsh is used where it is: ") && staged.stderr.contains(why);
+        assert!(staged.code == 1 && noted, "{call} {error}: {}", staged.text());
+        let left = on_node(&cluster, &format!("ls {CACHE} | grep -E '^(sha256|temporary)'"));
+        assert_eq!(left.stdout, "", "{call} {error}");
+    }
+}
+
+#[test]
 fn a_full_cache_keeps_what_is_in_use() {
     let toml = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\nstage_max_size = \"\"\nstage_shared = \"/small/cache\"\n";
     let cluster = cluster("full", toml);
