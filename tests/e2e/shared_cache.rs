@@ -214,7 +214,7 @@ fn what_a_user_sends_is_not_believed() {
         ("/shared/ask s /dev/null", "!it is not a file\n"),
         ("/shared/ask s /proc/self/status", "!it lies on proc\n"),
         ("/shared/ask s /sys/kernel/notes", "!it lies on sysfs\n"),
-        ("/shared/ask s x n", "end\n"),
+        ("/shared/ask s x n", "!it does not come alone\n"),
         ("/shared/ask m /shared/a.sqsh", "xmizzen.toml does not let it\n"),
         // Somebody else\u{2019}s name for one\u{2019}s own bytes.
         (
