@@ -64,6 +64,8 @@ pub enum Command {
         images: Vec<PathBuf>,
     },
     /// Show and remove the copies of images on this node
+    ///
+    /// A user's own; where root keeps copies for all users (stage_shared in mizzen.toml), root's command is for those.
     Cache {
         /// For programs
         #[arg(long, global = true)]

@@ -35,7 +35,7 @@ use rustix::mount::{
 };
 
 use crate::stage::cache::Cache;
-use crate::stage::shared::{STAGE_AND_MOUNT, Word, receive_bytes};
+use crate::stage::shared::{MOUNT_COPY, STAGE_AND_MOUNT, Word, receive_bytes};
 use crate::stage::{Staging, store};
 use crate::{report, sys};
 
@@ -49,8 +49,6 @@ pub const MOUNT: &str = "mount";
 const PATIENCE_MILLISECONDS: i32 = 3_600_000;
 /// The root of a container and what is mounted in it; a launcher tries three times.
 const REQUESTS: u32 = 64;
-/// A container has one root; again, a launcher tries three times.
-const MOUNTS: u32 = 3;
 /// A launcher that does not listen for so long is not waited for.
 const SEND_SECONDS: i64 = 30;
 /// File systems of the kernel's own, whose files may tell a process of root's more than a user.
@@ -90,6 +88,13 @@ pub struct Launcher {
     pub may_mount: bool,
 }
 
+/// The copy that was given out last, and why it may not be mounted.
+struct Given {
+    copy: File,
+    cache: Cache,
+    refusal: Option<String>,
+}
+
 impl Launcher {
     /// Answers what comes through the socket until the launcher ends.
     pub fn serve(self, user: u32, config: &Config) {
@@ -97,7 +102,7 @@ impl Launcher {
         umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
         let _ = setsockopt(&self.socket, SendTimeout, &TimeVal::seconds(SEND_SECONDS));
         let patience = PollTimeout::try_from(PATIENCE_MILLISECONDS).unwrap_or(PollTimeout::MAX);
-        let mut mounts_left = MOUNTS;
+        let (mut given, mut mounted) = (None::<Given>, false);
         for _ in 0..REQUESTS {
             if !self.waits_for(&self.socket, patience) {
                 return;
@@ -105,10 +110,17 @@ impl Launcher {
             let mut request = [0];
             let received = sys::receive_descriptors(&self.socket, &mut request, MsgFlags::empty());
             let Ok((1, passed)) = received else { return };
-            let mounts = request == [STAGE_AND_MOUNT];
-            if mounts && mounts_left == 0 {
-                return self.refuse("enough has been mounted for this container", mounts, passed);
+            if request == [MOUNT_COPY] && passed.is_empty() {
+                let nothing = || Word::NotMounted("there is nothing more to mount".to_owned());
+                let word = given.take().filter(|_| !mounted).map_or_else(nothing, Given::mount);
+                mounted |= word == Word::Mounted;
+                if word.send(&self.socket, None).is_err() {
+                    return;
+                }
+                continue;
             }
+            // A container has one root.
+            let mounts = request == [STAGE_AND_MOUNT] && !mounted;
             let looked = match passed.as_slice() {
                 [source] => look_at(source),
                 _ => Err("it does not come alone".to_owned()),
@@ -119,7 +131,7 @@ impl Launcher {
             };
             let Some(source) = source else { return };
             match answer(&self, user, config, mounts, &source, looked) {
-                Some(mounted) => mounts_left -= u32::from(mounted),
+                Some(copy) => given = copy,
                 None => return,
             }
         }
@@ -153,7 +165,7 @@ impl Launcher {
     }
 }
 
-/// Whether something has been mounted; None if nobody listens any more.
+/// Gives out a copy. None if nobody listens any more; the inner None if there is no copy, which the launcher has been told.
 fn answer(
     launcher: &Launcher,
     user: u32,
@@ -161,7 +173,7 @@ fn answer(
     mounts: bool,
     source: &File,
     file: SourceFile,
-) -> Option<bool> {
+) -> Option<Option<Given>> {
     let say = |word: Word| word.send(&launcher.socket, None).ok();
     let refusal = if !launcher.may_mount {
         Some("mizzen.toml does not let it".to_owned())
@@ -179,17 +191,19 @@ fn answer(
         .and_then(|cache| Ok((cache, Staging::new(config.stage, config)?)));
     let (cache, staging) = match opened {
         Ok(opened) => opened,
-        Err(failure) => return say(Word::NoCopy(failure.message)).map(|()| false),
+        Err(failure) => return say(Word::NoCopy(failure.message)).map(|()| None),
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let order = store::Order { path: &file.path, file: source, boot: boot.trim(), user };
-    let Some(copy) = stage(launcher, &cache, &order, &staging)? else { return Some(false) };
-    if !mounts || refusal.is_some() {
-        return Some(false);
+    let copy = stage(launcher, &cache, &order, &staging)?;
+    Some(copy.map(|copy| Given { copy, cache, refusal }))
+}
+
+impl Given {
+    fn mount(self) -> Word {
+        let mounted = self.refusal.map_or_else(|| mount_copy(&self.copy, &self.cache), Err);
+        mounted.map_or_else(Word::NotMounted, |()| Word::Mounted)
     }
-    let mounted = mount_copy(&copy, &cache);
-    let done = mounted.is_ok();
-    say(mounted.map_or_else(Word::NotMounted, |()| Word::Mounted)).map(|()| done)
 }
 
 /// What the kernel says of a file that a user has sent; or why it is not one to be copied for all.

@@ -196,6 +196,9 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
     if let Some(found) = ready.digest {
         check_pin(pin, found)?;
     }
+    if let Some(keeper) = staging.keeper().filter(|_| staging.mounts) {
+        keeper.mount_copy();
+    }
     Ok(ready)
 }
 

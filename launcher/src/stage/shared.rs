@@ -19,8 +19,10 @@ use crate::{keeper, sys};
 
 /// Asks for a copy of the file that comes with it.
 pub const STAGE: u8 = b's';
-/// Asks for a copy, and for a mount of it.
+/// Asks for a copy that is to be mounted; if it may not be, that is said at once.
 pub const STAGE_AND_MOUNT: u8 = b'm';
+/// Asks for a mount of the copy that was given out last.
+pub const MOUNT_COPY: u8 = b'M';
 /// No message is longer.
 const LIMIT: usize = 4096;
 
@@ -135,6 +137,7 @@ pub struct Keeper {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Mount {
     NotAsked,
+    Possible,
     Asked,
     There,
     Refused(String),
@@ -184,7 +187,7 @@ impl Keeper {
         sys::pass_descriptors(&self.socket, &request, &[source.file.as_raw_fd()])
             .map_err(|errno| lost(&format!("cannot be reached: {}", errno.desc())))?;
         if asks_mount {
-            self.note_mount(Mount::Asked);
+            self.note_mount(Mount::Possible);
         }
         let mut terminal = Terminal::new(&source.path);
         loop {
@@ -210,6 +213,15 @@ impl Keeper {
                 (Word::Unreadable(failure), _) => return Err(Trouble::Source(failure)),
                 (Word::Ready(_, _), None) => return Err(lost("has given no copy")),
             }
+        }
+    }
+
+    /// The copy is good: has it mounted, if it can be. Not before: a source that was replaced meanwhile is copied again.
+    pub(super) fn mount_copy(&self) {
+        if self.mount() == Mount::Possible {
+            // If it cannot be sent, the answer will be missing.
+            let _ = sys::pass_descriptors(&self.socket, &[MOUNT_COPY], &[]);
+            self.note_mount(Mount::Asked);
         }
     }
 
@@ -241,7 +253,7 @@ impl Keeper {
     pub fn refusal(&self) -> Option<String> {
         match self.mount() {
             Mount::Refused(why) => Some(why),
-            Mount::NotAsked | Mount::Asked | Mount::There => None,
+            Mount::NotAsked | Mount::Possible | Mount::Asked | Mount::There => None,
         }
     }
 
