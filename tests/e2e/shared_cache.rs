@@ -174,11 +174,7 @@ fn root_looks_after_the_copies() {
     );
     on_node(&cluster, &format!("rm -rf {CACHE}; chmod 777 /var/cache"));
     let open = cluster.run("srun --container=/shared/a.sqsh cat /image");
-    assert!(
-        open.stderr.contains("/var/cache is writable by others than root"),
-        "{}",
-        open.text()
-    );
+    assert!(open.stderr.contains("/var/cache is writable by others than root"), "{}", open.text());
 }
 
 #[test]
