@@ -108,8 +108,11 @@ impl Launcher {
                 return;
             }
             let mut request = [0];
-            let received = sys::receive_descriptors(&self.socket, &mut request, MsgFlags::empty());
-            let Ok((1, passed)) = received else { return };
+            let passed = match sys::receive_descriptors(&self.socket, &mut request, MsgFlags::empty()) {
+                Ok((1, passed)) => passed,
+                Ok((_, passed)) => return self.refuse("nothing is asked", false, passed),
+                Err(_) => return,
+            };
             if request == [MOUNT_COPY] && passed.is_empty() {
                 let nothing = || Word::NotMounted("there is nothing more to mount".to_owned());
                 let word = given.take().filter(|_| !mounted).map_or_else(nothing, Given::mount);

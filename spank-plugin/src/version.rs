@@ -17,9 +17,18 @@ use std::path::{Path, PathBuf};
 use libloading::os::unix::Library;
 use object::{Object, ObjectSection, ObjectSymbol};
 
+/// Slurm's own library.
+const LIBRARY: &str = "libslurmfull.so";
+
 /// The version of the Slurm in this process, `(major << 16) | (minor << 8) | micro`.
 pub fn find() -> Option<u32> {
-    let libraries = loaded_libraries();
+    let mut libraries = loaded_libraries();
+    // Most often its plugins lie beside Slurm's own library: those first.
+    let slurms = libraries
+        .iter()
+        .find(|path| path.ends_with(LIBRARY))
+        .and_then(|path| Some(path.parent()?.to_owned()));
+    libraries.sort_by_key(|path| path.ends_with(LIBRARY) || path.parent() != slurms.as_deref());
     version_of_loaded_plugin(&libraries).or_else(|| version_of_plugin_file(&libraries))
 }
 
@@ -66,7 +75,7 @@ fn version_of_loaded_plugin(libraries: &[PathBuf]) -> Option<u32> {
 }
 
 fn version_of_plugin_file(libraries: &[PathBuf]) -> Option<u32> {
-    let directory = libraries.iter().find(|path| path.ends_with("libslurmfull.so"))?.parent()?;
+    let directory = libraries.iter().find(|path| path.ends_with(LIBRARY))?.parent()?;
     let mut files: Vec<PathBuf> = std::fs::read_dir(directory).ok()?.flatten().map(|e| e.path()).collect();
     files.sort();
     files.iter().filter(|path| path.extension() == Some(OsStr::new("so"))).find_map(|path| read_version(path))

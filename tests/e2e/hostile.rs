@@ -101,7 +101,18 @@ fn foreign_programs_are_named() {
     arm[18] = 183; // the machine in the ELF header: aarch64
     std::fs::write(tree.path("bin/busybox"), arm).unwrap();
     cluster.share("arm.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
-    refused(&cluster, "/shared/arm.sqsh", "/shared/arm.sqsh: made for aarch64, this node is x86_64");
+    let started = cluster.run("mizzen run /shared/arm.sqsh true");
+    assert_eq!(started.code, 126, "{}", started.text());
+    assert!(
+        started.stderr.contains("mizzen: /bin/true: made for aarch64, this node is x86_64"),
+        "{}",
+        started.text()
+    );
+    // Where the maker says so, nothing has to be started to find out.
+    std::fs::create_dir(tree.path(".mizzen")).unwrap();
+    std::fs::write(tree.path(".mizzen/config.json"), "{\"architecture\": \"arm64\"}").unwrap();
+    cluster.share("oci.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    refused(&cluster, "/shared/oci.sqsh", "/shared/oci.sqsh: made for aarch64, this node is x86_64");
 }
 
 #[test]

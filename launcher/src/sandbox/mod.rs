@@ -73,9 +73,9 @@ fn make_namespaces(
         .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
     namespaces::new_user(&plan.identity, broker.as_ref())?;
     let mut servers = Servers::prepare(plan, sources)?;
-    // It has worked meanwhile.
-    broker.map_or(Ok(()), namespaces::await_broker)?;
     namespaces::new_mounts_and_others(plan.unshare)?;
+    // It has worked meanwhile; files can be made only when the groups are known.
+    broker.map_or(Ok(()), namespaces::await_broker)?;
     // Opened on the host's procfs: nothing is looked up inside.
     let mut namespaces = Namespaces::of_this_process()?;
     namespaces.life = servers.changes.as_mut().and_then(|changes| changes.life.take());
