@@ -183,8 +183,8 @@ fn the_broker_trusts_nobody() {
     let hosts = "gid_map: 0 0 4294967295 \nsetgroups: allow \n";
     let refused = |why: &str| format!("answer: -the broker refuses a namespace: {why}\n");
     for (case, answer, map) in [
-        ("a file", refused("it is none"), hosts),
-        ("a device", refused("it is none"), hosts),
+        ("a file", refused("not a user namespace"), hosts),
+        ("a device", refused("not a user namespace"), hosts),
         ("mounts", refused("not a user namespace"), hosts),
         ("the node", refused("it belongs to another user"), hosts),
         ("another user", refused("it belongs to another user"), hosts),
