@@ -209,8 +209,8 @@ fn what_goes_wrong_on_the_way_is_made_good() {
         slurmd("STOP");
         let interrupted = std::thread::scope(|scope| {
             let srun = scope.spawn(|| run_in_time(&cluster, &format!("{BROADCAST} cat /image")));
-            let sending =
-                "for i in $(seq 100); do pgrep -u alice -x sbcast >/dev/null && break; sleep 0.05; done";
+            // One that has ended may not have been collected yet.
+            let sending = "for i in $(seq 100); do ps -u alice -o stat=,comm= | grep -q '^[^Z].*sbcast' && break; sleep 0.05; done";
             cluster.run(&format!("{sending}; pkill -TERM -u alice -x {whom}"));
             slurmd("CONT");
             srun.join().unwrap()
