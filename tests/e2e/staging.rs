@@ -2,21 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
+use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
 use mizzen_tests::copies::{
-    CACHE, TOML, assert_sound_in, copies_in, digest_of, served, signal_server, staging_cluster as cluster,
+    CACHE, TOML, assert_sound, copies, digest_of, served, signal_server, staging_cluster as cluster,
 };
 use mizzen_tests::images::{ImageTree, sif};
-use mizzen_tests::{Cluster, User};
-
-fn copies(cluster: &Cluster) -> Vec<String> {
-    copies_in(cluster, CACHE)
-}
-
-#[track_caller]
-fn assert_sound(cluster: &Cluster, what: &str) {
-    assert_sound_in(cluster, CACHE, what);
-}
 
 #[test]
 fn the_second_start_uses_the_copy() {

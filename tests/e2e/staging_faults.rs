@@ -5,18 +5,9 @@
 
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
 use mizzen_tests::copies::{
-    CACHE, TOML, assert_sound_in, copies_in, signal_server, staging_cluster as cluster,
+    CACHE, TOML, assert_sound, assert_sound_in, copies, copies_in, signal_server, staging_cluster as cluster,
 };
-use mizzen_tests::{Cluster, User};
-
-fn copies(cluster: &Cluster) -> Vec<String> {
-    copies_in(cluster, CACHE)
-}
-
-#[track_caller]
-fn assert_sound(cluster: &Cluster, what: &str) {
-    assert_sound_in(cluster, CACHE, what);
-}
+use mizzen_tests::User;
 
 #[test]
 fn kills_leave_no_wrong_copy() {

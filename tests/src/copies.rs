@@ -61,3 +61,14 @@ pub fn served(cluster: &Cluster, machine: &str) -> u64 {
 /// A shell command that prints the process of the machine's FUSE server; others have theirs.
 const SERVER: &str = "for p in $(pgrep -x bindfs); do \
                       [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] && echo $p; done; true";
+
+/// The copies in Alice's folder.
+pub fn copies(cluster: &Cluster) -> Vec<String> {
+    copies_in(cluster, CACHE)
+}
+
+/// Fails unless each of them is whole.
+#[track_caller]
+pub fn assert_sound(cluster: &Cluster, what: &str) {
+    assert_sound_in(cluster, CACHE, what);
+}
