@@ -3,11 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
+use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
 use mizzen_tests::copies::{
     CACHE, TOML, assert_sound, assert_sound_in, copies, copies_in, signal_server, staging_cluster as cluster,
 };
-use mizzen_tests::User;
 
 #[test]
 fn kills_leave_no_wrong_copy() {
