@@ -33,7 +33,7 @@ pub struct Output {
     pub code: i32,
     /// Everything on stdout.
     pub stdout: String,
-    /// Everything on stderr.
+    /// Everything on stderr but srun's words about waiting for its turn.
     pub stderr: String,
 }
 
@@ -145,7 +145,7 @@ impl Cluster {
         };
         use std::os::unix::process::ExitStatusExt;
         let code = output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap_or(0));
-        let mut stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let mut stderr = without_waiting(&String::from_utf8_lossy(&output.stderr));
         if code == TIMED_OUT {
             stderr.push_str(&format!("(killed after {COMMAND_LIMIT:?}: {script})\n"));
         }
@@ -225,6 +225,21 @@ impl Drop for Cluster {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
+}
+
+/// `stderr` without what srun says when the job before it has not quite ended: that depends on the machine's load.
+fn without_waiting(stderr: &str) -> String {
+    let waits = [
+        " queued and waiting for resources\n",
+        " has been allocated resources\n",
+        " step creation temporarily disabled, retrying (Requested nodes are busy)\n",
+        " step creation still disabled, retrying (Requested nodes are busy)\n",
+    ];
+    let is_waiting = |line: &str| {
+        line.starts_with("srun: ")
+            && (waits.iter().any(|end| line.ends_with(end)) || line.starts_with("srun: Step created for "))
+    };
+    stderr.split_inclusive('\n').filter(|line| !is_waiting(line)).collect()
 }
 
 impl Output {
