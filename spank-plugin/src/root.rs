@@ -180,11 +180,11 @@ fn map_groups(namespace: &OwnedFd, mode: u8, client: &Client) -> Result<Vec<u32>
     } else {
         Err(Failure::new("cannot enter the user namespace"))
     };
-    // In his namespace the user may send it signals: one that he has stopped ends by nothing else.
+    // In his namespace the user may send it signals: one that he has stopped ends by nothing else. The launcher waits for
+    // our answer, so that we do not wait for its end; when we end, it is init's to collect.
     // SAFETY: a child that has not been waited for, so the number is still its own.
     unsafe { libc::kill(helper.as_raw(), libc::SIGKILL) };
     drop(go);
-    reap(helper);
     written.map(|()| dropped)
 }
 

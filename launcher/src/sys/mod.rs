@@ -228,7 +228,7 @@ pub fn loopback_up() -> io::Result<()> {
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: SIOCSIFFLAGS reads an ifreq.
-    let done = unsafe { libc::ioctl(socket, libc::SIOCSIFFLAGS, &raw const request) };
+    let done = unsafe { libc::ioctl(socket, libc::SIOCSIFFLAGS as libc::Ioctl, &raw const request) };
     let outcome = if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
     // SAFETY: our own descriptor, closed once.
     unsafe { libc::close(socket) };
