@@ -4,7 +4,7 @@
 
 use mizzen_tests::check::{assert_failed, assert_out};
 use mizzen_tests::images::{mpi, mpi_rootfs, packed_once};
-use mizzen_tests::release::hpc_rootfs;
+use mizzen_tests::release::{extract_packages, hpc_rootfs};
 use mizzen_tests::{Cluster, Release, Spec, User, target_dir};
 
 /// A cluster whose nodes have MPICH and rdma-core, and on them an image that has the same: /image is their own root.
@@ -151,4 +151,40 @@ fn the_nodes_rdma_libraries_serve_an_image_without_providers() {
         "{}",
         little.text()
     );
+}
+
+/// rdma-core of Debian 11 and of Debian 12 know each other by nothing but private versions: 33 and 34.
+#[test]
+fn libraries_that_know_each_other_by_private_versions_are_not_mixed() {
+    let cluster = start("private-abi", 1, &[("infiniband/uverbs0", 1, 5)]);
+    let old = extract_packages("bullseye", "verbs", "libibverbs1,ibverbs-providers").unwrap();
+    let old = std::fs::read(old.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1")).unwrap();
+    cluster.share("libibverbs", &old).unwrap();
+    // The image's C library is the node's, its libibverbs an older one, its providers fit that no more than the node's.
+    let mixed = "mount --bind /shared/libibverbs $(realpath /image/usr/lib/x86_64-linux-gnu/libibverbs.so.1)";
+    assert_out(&cluster.run_as_root(mixed), 0, "");
+    assert_out(&cluster.run(ADAPTER), 0, "");
+    // A site whose rule forgets that they belong together.
+    let rule = "switch = \"fabric\"\nwhen = [\"/dev/infiniband\"]\n[[set]]\nname = \"mlx5\"\nlibraries = [\"libmlx5.so.1\"]\n";
+    cluster.write_everywhere("/etc/mizzen/host.d/infiniband.toml", rule).unwrap();
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", "fabric = \"host\"\n").unwrap();
+    let noted = cluster.run("mizzen run /image sh -c 'echo $LD_LIBRARY_PATH'");
+    assert_out(&noted, 0, "\n");
+    let why = "the node's libmlx5.so.1.24.44.0 is left out: it needs IBVERBS_PRIVATE_34, and the image's libibverbs.so.1 has \
+               up to IBVERBS_PRIVATE_33";
+    assert!(noted.stderr.contains(why), "{}", noted.text());
+    // What would have become of it.
+    let load = "python3 -c 'import ctypes; ctypes.CDLL(\"libmlx5.so.1\")'";
+    let loaded = cluster.run(&format!("mizzen run /image {load}"));
+    assert!(
+        loaded.code == 1 && loaded.stderr.contains("version `IBVERBS_PRIVATE_34' not found"),
+        "{}",
+        loaded.text()
+    );
+    // The rule that mizzen comes with gives all that belong together.
+    let rule = include_str!("../../conf/host.d/infiniband.toml");
+    cluster.write_everywhere("/etc/mizzen/host.d/infiniband.toml", rule).unwrap();
+    assert_out(&cluster.run(&format!("mizzen run /image {load}")), 0, "");
+    let devices = cluster.run("SYSFS_PATH=/tmp/sys mizzen run /image ibv_devices");
+    assert!(devices.code == 0 && devices.stdout.contains("0c42a1030065d1aa"), "{}", devices.text());
 }
