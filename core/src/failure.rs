@@ -62,6 +62,22 @@ pub fn quote(bytes: &[u8]) -> String {
 
 /// The system's words for an error, without Rust's "(os error N)".
 pub fn cause(error: &std::io::Error) -> String {
+    // musl has words of its own for these. People know, and look for, those of the other programs on the node.
+    let known = match error.raw_os_error().unwrap_or(0) {
+        libc::EBUSY => "Device or resource busy",
+        libc::EDQUOT => "Disk quota exceeded",
+        libc::EIO => "Input/output error",
+        libc::ELOOP => "Too many levels of symbolic links",
+        libc::EMFILE => "Too many open files",
+        libc::ENAMETOOLONG => "File name too long",
+        libc::ENOMEM => "Cannot allocate memory",
+        libc::EOPNOTSUPP => "Operation not supported",
+        libc::EXDEV => "Invalid cross-device link",
+        _ => "",
+    };
+    if !known.is_empty() {
+        return known.to_owned();
+    }
     let text = error.to_string();
     match text.find(" (os error") {
         Some(end) => text[..end].to_owned(),

@@ -345,8 +345,17 @@ fn many_starts_make_one_copy_and_kills_do_no_harm() {
 fn kills_and_faults_leave_no_wrong_copy() {
     let cluster = cluster("kills", TOML);
     let start = "srun --quiet --container=/shared/a.sqsh cat /image";
-    let calls =
-        ["openat", "pread64", "pwrite64", "fsync", "linkat", "renameat", "flock", "utimensat", "sendmsg"];
+    let calls = [
+        "open,openat",
+        "pread64",
+        "pwrite64",
+        "fsync",
+        "linkat",
+        "renameat",
+        "flock",
+        "utimensat",
+        "sendmsg",
+    ];
     let mut killed = 0;
     for call in calls {
         for when in 1..=count(1, 40) {

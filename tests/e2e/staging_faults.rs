@@ -14,7 +14,7 @@ fn kills_leave_no_wrong_copy() {
     let cluster = cluster("kills", TOML);
     let start = "mizzen run /shared/a.sqsh cat /image";
     let calls = [
-        "openat",
+        "open,openat",
         "pread64",
         "pwrite64",
         "fsync",
@@ -28,7 +28,7 @@ fn kills_leave_no_wrong_copy() {
     let mut killed = 0;
     for call in calls {
         for when in 1..=count(2, 40) {
-            let when = if call == "openat" { when * 4 } else { when };
+            let when = if call == "open,openat" { when * 4 } else { when };
             cluster.run(&format!("rm -rf {CACHE}"));
             let run = cluster.run(&format!(
                 "strace -f -o /dev/null -e trace={call} -e inject={call}:signal=KILL:when={when} {start}"
@@ -136,9 +136,9 @@ fn errors_of_every_call_leave_no_wrong_copy() {
     let start = "mizzen run /shared/a.sqsh cat /image";
     let calls = [
         "mkdirat",
-        "openat",
+        "open,openat",
         "flock",
-        "fstat,newfstatat,statx",
+        "stat,lstat,fstat,newfstatat,statx",
         "pread64",
         "pwrite64",
         "fchmod",
@@ -183,8 +183,8 @@ fn a_disk_that_fills_up_gets_a_second_chance() {
     // One write fails; those of the locks do not matter. Without threads, because strace counts the calls of each.
     let made_room = (1..=5).any(|when| {
         let run = cluster.run(&format!(
-            "mizzen cache remove --all; mizzen stage /shared/b.sqsh; strace -f -o /dev/null -e trace=pwrite64,clone3 \
-             -e inject=clone3:error=EAGAIN -e inject=pwrite64:error=ENOSPC:when={when} mizzen stage /shared/a.sqsh"
+            "mizzen cache remove --all; mizzen stage /shared/b.sqsh; strace -f -o /dev/null -e trace=pwrite64,clone,clone3 \
+             -e inject=clone,clone3:error=EAGAIN -e inject=pwrite64:error=ENOSPC:when={when} mizzen stage /shared/a.sqsh"
         ));
         assert!(run.stdout.contains("/shared/a.sqsh: ") && run.stderr.is_empty(), "{}", run.text());
         copies(&cluster) == [format!("sha256-{a}")]
