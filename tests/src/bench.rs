@@ -150,9 +150,14 @@ fn timed(name: &str, command: &str) -> String {
 }
 
 fn measure(cluster: &Cluster, user: User, script: &str) -> Result<Times> {
-    let output = cluster.command("ctl", user, &["bash", "-c", script]).output()?;
+    times(&mut cluster.command("ctl", user, &["bash", "-c", script]))
+}
+
+/// The times that a command prints, and nothing else.
+fn times(command: &mut Command) -> Result<Times> {
+    let output = command.output()?;
     let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && stderr.is_empty(), "{script}\n{stderr}");
+    ensure!(output.status.success() && stderr.is_empty(), "{command:?}\n{stderr}");
     let mut times = Times::new();
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let (name, microseconds) =

@@ -1,13 +1,12 @@
 //! Copies of images on the node: making one beside `cp` and fsync of the same file, and starting from one.
 
-use std::fs::{self, File};
-use std::path::PathBuf;
+use std::fs;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
-use super::{Contender, measure, table, timed};
-use crate::{Cluster, User, run_tool, target_dir};
+use super::{Contender, measure, table, timed, times};
+use crate::{Cluster, User, target_dir};
 
 const CP: &str = "cp and fsync";
 const STAGE: &str = "mizzen stage";
@@ -25,21 +24,7 @@ const STARTS: [Contender; 2] = [
 
 /// Measures both.
 pub fn run(cluster: &Cluster, rounds: u32) -> Result<()> {
-    // Both contenders read from and write to a disk; nothing of the file is in memory when they begin.
-    let disk = Disk::new()?;
-    let made = cluster.run_as_root(&format!(
-        "mount {} /var/tmp && chmod 1777 /var/tmp && for i in 1 2 3 4; do cat /shared/np.sqsh; done > /var/tmp/large.sqsh; sync",
-        disk.device
-    ));
-    ensure!(made.code == 0, "{}", made.text());
-    let mut script = format!("for round in $(seq {}); do\n", rounds.div_ceil(3));
-    for contender in &COPIES {
-        script.push_str("rm -rf /var/tmp/copy /var/tmp/mizzen-0; sync; echo 3 > /proc/sys/vm/drop_caches\n");
-        script.push_str(&timed(contender.name, contender.command));
-    }
-    script.push_str("done\numount /var/tmp\n");
-    println!("\ncopy of 4 images in one file on a disk, not in memory before (ms)");
-    table(&COPIES, &measure(cluster, User::Root, &script)?, &[(STAGE, CP)]);
+    copies(cluster, rounds)?;
     let mut script = "mizzen run --stage=always /shared/np.sqsh /bin/true 2> /dev/null\n".to_owned();
     script.push_str(&format!("for round in $(seq {}); do\n", rounds * 4));
     for contender in &STARTS {
@@ -51,27 +36,26 @@ pub fn run(cluster: &Cluster, rounds: u32) -> Result<()> {
     Ok(())
 }
 
-/// An ext4 on the disk that this directory is on: the machines of a cluster have their files in memory.
-struct Disk {
-    file: PathBuf,
-    device: String,
-}
-
-impl Disk {
-    fn new() -> Result<Disk> {
-        let file = target_dir().join("bench-disk");
-        File::create(&file)?.set_len(3 << 30)?;
-        run_tool(Command::new("mkfs.ext4").arg("-q").arg(&file))?;
-        // Past the memory of the outer file system, which would hold everything twice.
-        let attach = ["--find", "--show", "--direct-io=on"];
-        let device = run_tool(Command::new("losetup").args(attach).arg(&file))?;
-        Ok(Disk { file, device: device.trim().to_owned() })
+/// Both contenders read from and write to a disk, and nothing of the file is in memory when they begin. On this machine,
+/// because those of a cluster have their files in memory; a directory below target/ takes the place of /var/tmp.
+fn copies(cluster: &Cluster, rounds: u32) -> Result<()> {
+    let disk = target_dir().join("bench-disk");
+    fs::create_dir_all(&disk)?;
+    let image = cluster.command("ctl", User::Root, &["cat", "/shared/np.sqsh"]).output()?.stdout;
+    fs::write(disk.join("large.sqsh"), image.repeat(4))?;
+    let mut script = format!("mount --bind {} /var/tmp\nfor round in $(seq {rounds}); do\n", disk.display());
+    for contender in &COPIES {
+        script.push_str("rm -rf /var/tmp/copy /var/tmp/mizzen-0; sync; echo 3 > /proc/sys/vm/drop_caches\n");
+        script.push_str(&timed(contender.name, contender.command));
     }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = run_tool(Command::new("losetup").arg("--detach").arg(&self.device));
-        let _ = fs::remove_file(&self.file);
-    }
+    script.push_str("done\n");
+    println!("\ncopy of 4 images in one file on a disk, not in memory before (ms)");
+    let programs = target_dir().join("stage/usr/bin");
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display());
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-c", &script]).env("PATH", path);
+    let times = times(&mut command);
+    fs::remove_dir_all(&disk)?;
+    table(&COPIES, &times?, &[(STAGE, CP)]);
+    Ok(())
 }
