@@ -62,7 +62,7 @@ portable: $(TOOLS)/ready
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" cargo zigbuild --release --target $(HOST).$(GLIBC) -p spank-mizzen
 	install -D -t target/portable target/$(HOST)/release/libspank_mizzen.so
 	if [ -d "$$(rustc --print target-libdir --target $(MUSL))" ]; then \
-	  PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" RUSTFLAGS='-C link-arg=-pie' \
+	  PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" MAKEFLAGS= RUSTFLAGS='-C link-arg=-pie' \
 	    cargo zigbuild --release --target $(MUSL) -p mizzen && \
 	  install -t target/portable target/$(MUSL)/release/mizzen; \
 	else \

@@ -2,6 +2,7 @@
 //!
 //! The machine is shared and noisy: the contenders take turns, medians are compared, and no number is a promise.
 
+mod mpi;
 mod slurm;
 mod staging;
 
@@ -48,7 +49,14 @@ pub fn run(rounds: u32) -> Result<()> {
     let cluster = start(rounds)?;
     by_hand(&cluster, rounds)?;
     staging::run(&cluster, rounds)?;
-    slurm::run(&cluster, rounds)
+    slurm::run(&cluster, rounds)?;
+    drop(cluster);
+    mpi::run(rounds)
+}
+
+/// The same for messages between the ranks of a step alone.
+pub fn run_mpi(rounds: u32) -> Result<()> {
+    mpi::run(rounds)
 }
 
 /// The same for copies of images alone.
