@@ -60,23 +60,29 @@ pub fn quote(bytes: &[u8]) -> String {
     text
 }
 
+/// The errors of files and file systems for which musl has words of its own. People know, and look for, those of the other
+/// programs on the node, which are these.
+const WORDS: [(i32, &str); 14] = [
+    (libc::EIO, "Input/output error"),
+    (libc::ENOMEM, "Cannot allocate memory"),
+    (libc::EBUSY, "Device or resource busy"),
+    (libc::EXDEV, "Invalid cross-device link"),
+    (libc::EMFILE, "Too many open files"),
+    (libc::ENAMETOOLONG, "File name too long"),
+    (libc::ELOOP, "Too many levels of symbolic links"),
+    (libc::EOPNOTSUPP, "Operation not supported"),
+    (libc::ENOTCONN, "Transport endpoint is not connected"),
+    (libc::ESHUTDOWN, "Cannot send after transport endpoint shutdown"),
+    (libc::ETIMEDOUT, "Connection timed out"),
+    (libc::EUCLEAN, "Structure needs cleaning"),
+    (libc::EREMOTEIO, "Remote I/O error"),
+    (libc::EDQUOT, "Disk quota exceeded"),
+];
+
 /// The system's words for an error, without Rust's "(os error N)".
 pub fn cause(error: &std::io::Error) -> String {
-    // musl has words of its own for these. People know, and look for, those of the other programs on the node.
-    let known = match error.raw_os_error().unwrap_or(0) {
-        libc::EBUSY => "Device or resource busy",
-        libc::EDQUOT => "Disk quota exceeded",
-        libc::EIO => "Input/output error",
-        libc::ELOOP => "Too many levels of symbolic links",
-        libc::EMFILE => "Too many open files",
-        libc::ENAMETOOLONG => "File name too long",
-        libc::ENOMEM => "Cannot allocate memory",
-        libc::EOPNOTSUPP => "Operation not supported",
-        libc::EXDEV => "Invalid cross-device link",
-        _ => "",
-    };
-    if !known.is_empty() {
-        return known.to_owned();
+    if let Some((_, words)) = WORDS.iter().find(|(number, _)| error.raw_os_error() == Some(*number)) {
+        return (*words).to_owned();
     }
     let text = error.to_string();
     match text.find(" (os error") {
@@ -88,6 +94,15 @@ pub fn cause(error: &std::io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_env = "gnu")] // with the words that are to be had
+    #[test]
+    fn causes_have_the_words_of_other_programs() {
+        for number in 1..=133 {
+            let error = std::io::Error::from_raw_os_error(number);
+            assert_eq!(format!("{} (os error {number})", cause(&error)), error.to_string());
+        }
+    }
 
     #[test]
     fn quoted_text_is_harmless_and_short() {
