@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time, with_images};
+use mizzen_tests::copies::CALLS;
 use mizzen_tests::images::c_program;
 use mizzen_tests::{Cluster, Output, SharedFs, Spec, User};
 
@@ -345,19 +346,8 @@ fn many_starts_make_one_copy_and_kills_do_no_harm() {
 fn kills_and_faults_leave_no_wrong_copy() {
     let cluster = cluster("kills", TOML);
     let start = "srun --quiet --container=/shared/a.sqsh cat /image";
-    let calls = [
-        "open,openat",
-        "pread64",
-        "pwrite64",
-        "fsync",
-        "linkat",
-        "renameat",
-        "flock",
-        "utimensat",
-        "sendmsg",
-    ];
     let mut killed = 0;
-    for call in calls {
+    for call in CALLS.into_iter().chain(["sendmsg"]) {
         for when in 1..=count(1, 40) {
             // Root's command has a keeper and a storekeeper of its own; both are followed.
             let inject = format!("-e trace={call} -e inject={call}:signal=KILL:when={when}");

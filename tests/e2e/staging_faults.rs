@@ -6,27 +6,16 @@
 use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
 use mizzen_tests::copies::{
-    CACHE, TOML, assert_sound, assert_sound_in, copies, copies_in, signal_server, staging_cluster as cluster,
+    CACHE, CALLS, TOML, assert_sound, assert_sound_in, copies, copies_in, signal_server,
+    staging_cluster as cluster,
 };
 
 #[test]
 fn kills_leave_no_wrong_copy() {
     let cluster = cluster("kills", TOML);
     let start = "mizzen run /shared/a.sqsh cat /image";
-    let calls = [
-        "open,openat",
-        "pread64",
-        "pwrite64",
-        "fsync",
-        "linkat",
-        "renameat",
-        "flock",
-        "utimensat",
-        "fchmod",
-        "unlinkat",
-    ];
     let mut killed = 0;
-    for call in calls {
+    for call in CALLS.into_iter().chain(["fchmod", "unlinkat"]) {
         for when in 1..=count(2, 40) {
             let when = if call == "open,openat" { when * 4 } else { when };
             cluster.run(&format!("rm -rf {CACHE}"));

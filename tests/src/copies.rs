@@ -10,6 +10,10 @@ pub const TOML: &str = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\
 /// Alice's copies.
 pub const CACHE: &str = "/var/tmp/mizzen-2001";
 
+/// The calls by which a copy is made; those that a C library may choose from together.
+pub const CALLS: [&str; 8] =
+    ["open,openat", "pread64", "pwrite64", "fsync", "linkat", "renameat", "flock", "utimensat"];
+
 /// One node and the images /shared/a.sqsh and /shared/b.sqsh on FUSE.
 pub fn staging_cluster(name: &str, toml: &str) -> Cluster {
     with_images(Spec {
