@@ -55,7 +55,7 @@ install:
 	$(FROM)/mizzen completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish
 
 # The plugin must run in the distribution's Slurm, so it is linked against an old glibc. The launcher has musl, where the
-# toolchain has that: it starts half a millisecond faster in virtual machines, where glibc's questions to the CPU are
+# toolchain has that: it starts a third of a millisecond faster in virtual machines, where glibc's questions to the CPU are
 # dear, and every task starts it.
 MUSL := $(subst -gnu,-musl,$(HOST))
 portable: $(TOOLS)/ready
