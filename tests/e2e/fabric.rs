@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use mizzen_tests::check::{assert_failed, assert_out};
-use mizzen_tests::images::{mpi, mpi_rootfs, packed_once};
+use mizzen_tests::images::{c_program_with, mpi, mpi_rootfs, packed_once};
 use mizzen_tests::release::{extract_packages, hpc_rootfs};
 use mizzen_tests::{Cluster, Release, Spec, User, target_dir};
 
@@ -38,6 +38,12 @@ fn the_nodes_mpi_takes_the_place_of_an_image_s_of_its_family() {
     let nodes = srun("--container-mpi=host", "/image", "python3 sum.py libmpich.so.12");
     assert_out(&nodes, 0, &expected("/.mizzen/host/lib"));
     assert_eq!(nodes.stderr, "", "{}", nodes.text());
+    // The same for a program that is linked with it.
+    let library = hpc_rootfs().unwrap().join("usr/lib/x86_64-linux-gnu/libmpich.so.12");
+    cluster.share("linked", &c_program_with("mpich-sum", &library).unwrap()).unwrap();
+    assert_out(&cluster.run("install -m 755 /shared/linked ."), 0, "");
+    assert_out(&srun("", "/image", "./linked"), 0, &expected("/usr/lib/x86_64-linux-gnu"));
+    assert_out(&srun("--container-mpi=host", "/image", "./linked"), 0, &expected("/.mizzen/host/lib"));
     // The other name of the same ABI, which neither side has.
     let other = srun("--container-mpi=host", "/image", "python3 sum.py libmpi.so.12");
     assert_out(&other, 0, &expected("/.mizzen/host/lib"));

@@ -1,5 +1,6 @@
 //! Images for the tests, made of real programs with the real tools.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -104,13 +105,21 @@ pub fn pack(directory: &Path, options: &[&str]) -> Result<Vec<u8>> {
 
 /// Compiles a C program of `tests/fixtures` that needs no library, and so runs on every machine and in every image.
 pub fn c_program(name: &str) -> Result<Vec<u8>> {
+    compile(name, &["-static".as_ref()])
+}
+
+/// Compiles one that is linked with this library, whose own libraries are not needed for that.
+pub fn c_program_with(name: &str, library: &Path) -> Result<Vec<u8>> {
+    compile(name, &[library.as_ref(), "-Wl,--unresolved-symbols=ignore-in-shared-libs".as_ref()])
+}
+
+fn compile(name: &str, options: &[&OsStr]) -> Result<Vec<u8>> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/{name}.c"));
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let program = target_dir().join(format!("images/{name}.{}.{number}", std::process::id()));
     fs::create_dir_all(target_dir().join("images"))?;
-    run_tool(
-        Command::new("gcc").args(["-static", "-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source),
-    )?;
+    let mut gcc = Command::new("gcc");
+    run_tool(gcc.args(["-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source).args(options))?;
     let bytes = fs::read(&program)?;
     fs::remove_file(&program)?;
     Ok(bytes)
