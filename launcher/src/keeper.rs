@@ -7,7 +7,10 @@
 //! parses no image and runs no program. The copy is made by the storekeeper, a process without root's powers; the
 //! keeper hands it out, and mounts it if the administrator's limits admit the source.
 
+#![allow(unsafe_code)] // the calls that make a loop device
+
 use std::fs::{self, File};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -54,6 +57,17 @@ const SEND_SECONDS: i64 = 30;
 /// File systems of the kernel's own, whose files may tell a process of root's more than a user.
 const PSEUDO: &str = "proc sysfs cgroup cgroup2 debugfs tracefs securityfs selinuxfs smackfs configfs bpf pstore efivarfs fusectl mqueue nsfs \
      binfmt_misc resctrl rpc_pipefs nfsd devpts";
+
+// What <linux/loop.h> names so.
+const LOOP_SET_FD: libc::Ioctl = 0x4c00;
+const LOOP_CLEAR_FD: libc::Ioctl = 0x4c01;
+const LOOP_SET_STATUS64: libc::Ioctl = 0x4c04;
+const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
+const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
+/// Nobody writes to it, and it goes with its last user.
+const READ_ONLY_AUTOCLEAR: u32 = 1 | 4;
+/// Somebody else may take the free device first, so often.
+const LOOP_ATTEMPTS: u32 = 64;
 
 /// Serves one launcher, and ends with it.
 pub fn run() -> ExitCode {
@@ -300,7 +314,7 @@ fn mount_copy(copy: &File, cache: &Cache) -> Result<(), String> {
         .map_err(|errno| failed("cannot open the place for it", errno))?;
     // Until the mount is there, this keeps the device.
     let (_device, path) =
-        sys::attach_loop(copy).map_err(|error| format!("cannot get a loop device: {}", cause(&error)))?;
+        attach_loop(copy).map_err(|error| format!("cannot get a loop device: {}", cause(&error)))?;
     mount_device(&path, &place).map_err(|errno| failed("cannot mount it", errno))
 }
 
@@ -323,6 +337,70 @@ fn mount_device(device: &Path, place: &OwnedFd) -> Result<(), Errno> {
     let mounted = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(mounted.as_fd(), "", place.as_fd(), "", flags)
+}
+
+/// `struct loop_info64`; what is not named is zero.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LoopInfo {
+    numbers: [u64; 5],
+    more_numbers: [u32; 3],
+    flags: u32,
+    names: [u8; 160],
+    init: [u64; 2],
+}
+
+/// `struct loop_config`.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+/// Makes a read-only block device of a file: its descriptor, and its path. It vanishes when nobody has it open or mounted.
+fn attach_loop(file: &File) -> io::Result<(File, PathBuf)> {
+    let control = File::options().read(true).write(true).open("/dev/loop-control")?;
+    for _ in 0..LOOP_ATTEMPTS {
+        // SAFETY: takes no argument.
+        let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        let device = File::open(&path)?;
+        match configure_loop(&device, file) {
+            Ok(()) => return Ok((device, path)),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+fn configure_loop(device: &File, file: &File) -> io::Result<()> {
+    let flags = READ_ONLY_AUTOCLEAR;
+    let info = LoopInfo { numbers: [0; 5], more_numbers: [0; 3], flags, names: [0; 160], init: [0; 2] };
+    let config = LoopConfig { fd: file.as_raw_fd() as u32, block_size: 0, info, reserved: [0; 8] };
+    // SAFETY: the kernel reads a structure of this form.
+    match check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) }) {
+        Ok(_) => return Ok(()),
+        // Linux before 5.8.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {}
+        Err(error) => return Err(error),
+    }
+    // SAFETY: takes a descriptor's number. The file is open for reading alone, and so is the device.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_FD, file.as_raw_fd()) })?;
+    // SAFETY: the kernel reads a structure of this form.
+    if let Err(error) = check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_STATUS64, &raw const info) })
+    {
+        // SAFETY: takes no argument.
+        unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLEAR_FD) };
+        return Err(error);
+    }
+    Ok(())
+}
+
+fn check(outcome: i32) -> io::Result<i32> {
+    if outcome < 0 { Err(io::Error::last_os_error()) } else { Ok(outcome) }
 }
 
 #[cfg(test)]

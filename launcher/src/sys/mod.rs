@@ -1,9 +1,9 @@
-//! The few system calls that no crate wraps safely. The only unsafe code of the launcher; runs as the user.
+//! The few system calls that no crate wraps safely. With the keeper's loop devices the only unsafe code of the
+//! launcher; runs as the user.
 #![allow(unsafe_code)]
 
 mod inherited;
 mod leases;
-mod loop_device;
 mod passing;
 
 use std::io;
@@ -15,7 +15,6 @@ use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid
 
 pub use inherited::{is_ignored, peer_uid};
 pub use leases::{is_open_elsewhere, is_written};
-pub use loop_device::attach as attach_loop;
 pub use passing::{pass_descriptors, receive_descriptors};
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.
