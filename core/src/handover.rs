@@ -39,8 +39,8 @@ pub struct Handover {
 pub enum Role {
     /// Make it, and enter.
     Builder {
-        /// The descriptor of the broker, which maps the user's groups; None where the user has but one.
-        broker: Option<i32>,
+        /// The descriptor of the user namespace, in which the user's groups are known; None where the user has but one.
+        user_namespace: Option<i32>,
         /// The descriptor of the keeper of the shared cache, where the site has one.
         keeper: Option<i32>,
         /// The user's lines in the node's passwd and group files, from whatever service has them.
@@ -86,8 +86,8 @@ impl Handover {
         }
         match &self.role {
             Role::Member { builder } => pairs.push(("builder", number(*builder))),
-            Role::Builder { broker, keeper, accounts, alone } => {
-                pairs.extend(broker.map(|broker| ("broker", number(broker))));
+            Role::Builder { user_namespace, keeper, accounts, alone } => {
+                pairs.extend(user_namespace.map(|namespace| ("user-namespace", number(namespace))));
                 pairs.extend(keeper.map(|keeper| ("keeper", number(keeper))));
                 pairs.extend(alone.then(|| ("alone", Vec::new())));
                 let path = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
@@ -123,7 +123,7 @@ fn read(pairs: &[(String, Vec<u8>)]) -> Result<Handover, Failure> {
     let role = match find("builder") {
         Some(builder) => Role::Member { builder: number(builder)? },
         None => Role::Builder {
-            broker: find("broker").map(number).transpose()?,
+            user_namespace: find("user-namespace").map(number).transpose()?,
             keeper: find("keeper").map(number).transpose()?,
             accounts: Accounts {
                 user: find("user").map(text),
@@ -206,7 +206,7 @@ mod tests {
             role: Role::Member { builder: 77 },
             program: Some("./a=b".into()),
         };
-        let role = Role::Builder { broker: Some(9), keeper: Some(10), accounts, alone: true };
+        let role = Role::Builder { user_namespace: Some(9), keeper: Some(10), accounts, alone: true };
         let builder = Handover { role, config: Source::Default, program: None, ..member.clone() };
         for handover in [member, builder] {
             assert_eq!(Handover::decode(handover.encode().as_bytes()), Ok(handover));

@@ -1,5 +1,5 @@
 //! What the plugin and the launcher share. Everything here is plain computation on the caller's data, plus
-//! reading the configuration file; it runs in srun as the user, in slurmstepd as root, and in the launcher.
+//! reading the configuration file and a few of the kernel's settings; it runs in srun as the user, in slurmstepd as root, and in the launcher.
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -7,7 +7,6 @@ pub mod device;
 pub mod digest;
 pub mod escape;
 pub mod failure;
-pub mod groups;
 pub mod handover;
 pub mod image;
 pub mod kernel_mount;
@@ -16,6 +15,7 @@ pub mod request;
 pub mod settings;
 pub mod slurm_options;
 pub mod staging;
+pub mod user_namespace;
 pub mod wire;
 
 pub use config::Config;

@@ -58,8 +58,8 @@ impl Host {
         Host::of(uid, gid, account, group, Vec::new())
     }
 
-    /// Looks around in a job, where Slurm's side has asked the name services.
-    pub fn look_with(accounts: &Accounts, broker: bool) -> Host {
+    /// Looks around in a job, where Slurm's side has asked the name services, and may have mapped all groups.
+    pub fn look_with(accounts: &Accounts, all_groups: bool) -> Host {
         let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
         let account = accounts.user.clone().map(|name| Account {
             name,
@@ -69,7 +69,7 @@ impl Host {
         let (primary, others): (Vec<_>, Vec<_>) =
             accounts.groups.iter().cloned().partition(|(group, _)| *group == gid);
         let group = primary.into_iter().map(|(_, name)| name).find(|name| !name.is_empty());
-        Host::of(uid, gid, account, group, if broker { others } else { Vec::new() })
+        Host::of(uid, gid, account, group, if all_groups { others } else { Vec::new() })
     }
 
     fn of(

@@ -1,17 +1,21 @@
 //! Starts the keeper of the copies that all users share: the launcher's program, as root, beside the first task of a
 //! step. What it does is in the launcher's `keeper.rs`; nothing of that is loaded into slurmstepd.
+#![allow(unsafe_code)] // fork, and to close what slurmstepd has open
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 
 use mizzen_core::config::{Source, check_only_roots};
 use mizzen_core::{Config, Failure, Request};
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::SigSet;
-use nix::unistd::{Pid, execve, getpid};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::unistd::{ForkResult, Pid, execve, fork, getpid, setsid};
 
 use crate::spank::{self, Spank};
 use crate::{node, root, state};
@@ -39,8 +43,7 @@ pub fn start_if_wanted(spank: &Spank) -> Result<(), Failure> {
         private_mounts()?;
     }
     let task = getpid();
-    let keeper =
-        root::start_process("keeper", |socket| become_keeper(&program, &socket, task, uid, mounts, &source))?;
+    let keeper = start_process(|socket| become_keeper(&program, &socket, task, uid, mounts, &source))?;
     state::lock().keeper = Some(keeper);
     Ok(())
 }
@@ -51,6 +54,54 @@ fn private_mounts() -> Result<(), Failure> {
     let failed = |errno: nix::Error| Failure::new(format!("cannot make a mount namespace: {}", errno.desc()));
     unshare(CloneFlags::CLONE_NEWNS).map_err(failed)?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>).map_err(failed)
+}
+
+/// Starts a process of root's and returns the launcher's end of its socket. It is nobody's child, so that the task does
+/// not find one that it did not start.
+fn start_process(work: impl FnOnce(OwnedFd)) -> Result<OwnedFd, Failure> {
+    let failed = |errno: Errno| Failure::new(format!("cannot start the keeper: {}", errno.desc()));
+    let (ours, launchers) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).map_err(failed)?;
+    // SAFETY: a task has one thread; its children do nothing but what follows, and end.
+    match unsafe { fork() }.map_err(failed)? {
+        ForkResult::Parent { child } => {
+            drop(ours);
+            root::reap(child);
+            Ok(launchers)
+        }
+        ForkResult::Child => {
+            // SAFETY: as above.
+            if let Ok(ForkResult::Child) = unsafe { fork() } {
+                leave_everything_but(&ours);
+                let _ = std::panic::catch_unwind(AssertUnwindSafe(|| work(ours)));
+            }
+            // SAFETY: ends a forked process without slurmstepd's exit handlers.
+            unsafe { libc::_exit(0) }
+        }
+    }
+}
+
+/// Keeps nothing of slurmstepd's: no descriptor but this one, no terminal, no directory.
+fn leave_everything_but(socket: &OwnedFd) {
+    let _ = setsid();
+    let _ = nix::unistd::chdir("/");
+    // Not one that the kernel spares when memory runs out, as it spares slurmstepd.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    let fd = socket.as_raw_fd();
+    let close = |first: i32, last: i32| {
+        // SAFETY: takes three numbers. What owned these descriptors in slurmstepd is never used in this process.
+        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0
+    };
+    if close(0, fd - 1) && close(fd + 1, i32::MAX) {
+        return;
+    }
+    // Linux before 5.9.
+    let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open: Vec<i32> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for other in open.into_iter().filter(|other| *other != fd) {
+        // SAFETY: as above.
+        unsafe { libc::close(other) };
+    }
 }
 
 /// Becomes the keeper.

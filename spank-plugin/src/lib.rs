@@ -5,7 +5,7 @@
 //! | init                 | register the options        | register the options       |                             |
 //! | init_post_opt        | make the request, or refuse | make a place for the tasks |                             |
 //! | local_user_init      | srun: send the image        |                            |                             |
-//! | task_init_privileged |                             |                            | start keeper, broker (root) |
+//! | task_init_privileged |                             |                            | namespace, keeper (root)    |
 //! | task_post_fork       |                             | note the first task        |                             |
 //! | task_init            |                             |                            | hand over, or end (user)    |
 //! | exit                 |                             | log how it went            |                             |
@@ -61,7 +61,7 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
         (Hook::InitPostOpt, Context::Node) => node::open_meeting(spank),
         (Hook::LocalUserInit, Context::Client) => broadcast::send(spank),
         (Hook::TaskInitPrivileged, Context::Node) => {
-            keeper::start_if_wanted(spank).and_then(|()| node::start_broker(spank))
+            node::make_namespace(spank).and_then(|()| keeper::start_if_wanted(spank))
         }
         (Hook::TaskPostFork, Context::Node) => node::note_builder(spank),
         (Hook::TaskInit, Context::Node) => node::hand_over(spank),

@@ -48,19 +48,30 @@ pub fn note_builder(spank: &Spank) -> Result<(), Failure> {
     }
 }
 
-/// The first task, while it is root: starts the broker, if the user has more groups than he can map himself.
-pub fn start_broker(spank: &Spank) -> Result<(), Failure> {
+/// The first task, while it is root: makes the user namespace, if the user has more groups than he can map himself.
+pub fn make_namespace(spank: &Spank) -> Result<(), Failure> {
     if state::lock().meeting.is_none() || spank.local_task_id() != Some(0) {
         return Ok(());
     }
-    let Ok(Request::Container(_)) = request(spank) else { return Ok(()) };
+    let Ok(Request::Container(container)) = request(spank) else { return Ok(()) };
     let (uid, gid, groups) = spank.identity()?;
     // A primary group that is not among the others could be dropped by taking one of them instead, and with it what is
     // closed to that group.
-    if groups.contains(&gid) && groups.iter().any(|group| *group != gid) && root::may_start() {
-        let broker = root::start(&root::Client { uid, gid, groups })?;
-        state::lock().broker = Some(broker);
+    let several = groups.contains(&gid) && groups.iter().any(|group| *group != gid);
+    if uid == 0 || !several || !root::may_map() {
+        return Ok(());
     }
+    let source = state::lock().config_source()?;
+    let as_root = match container.settings.remap_root {
+        Some(as_root) => as_root,
+        None => match Config::load(&source) {
+            Ok(config) => config.remap_root,
+            // What is wrong with it, the launcher tells.
+            Err(_) => return Ok(()),
+        },
+    };
+    let namespace = root::user_namespace(&root::Owner { uid, gid, groups }, as_root)?;
+    state::lock().user_namespace = Some(namespace);
     Ok(())
 }
 
@@ -104,11 +115,11 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     let launcher = spank::launcher()?;
     let accounts = accounts(spank)?;
     let mut state = state::lock();
-    let (broker, keeper) = (state.broker.take(), state.keeper.take());
+    let (namespace, keeper) = (state.user_namespace.take(), state.keeper.take());
     let meeting = state.meeting.as_ref().ok_or_else(|| Failure::new("the tasks have no place to meet"))?;
     let role = match spank.local_task_id() {
         Some(0) => Role::Builder {
-            broker: broker.as_ref().map(AsRawFd::as_raw_fd),
+            user_namespace: namespace.as_ref().map(AsRawFd::as_raw_fd),
             keeper: keeper.as_ref().map(AsRawFd::as_raw_fd),
             accounts,
             alone: spank.local_task_count() == Some(1),
@@ -134,11 +145,11 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     };
     spank.set_job_variable(VARIABLE, &request.encode())?;
     spank.set_job_variable(handover::VARIABLE, &handover.encode())?;
-    let ours = [Some(&meeting.receive), Some(&meeting.send), broker.as_ref(), keeper.as_ref()];
+    let ours = [Some(&meeting.receive), Some(&meeting.send), namespace.as_ref(), keeper.as_ref()];
     for fd in ours.into_iter().flatten() {
         spank::keep_through_exec(fd.as_fd());
     }
-    std::mem::forget((broker, keeper)); // the launcher's now
+    std::mem::forget((namespace, keeper)); // the launcher's now
     Ok(())
 }
 

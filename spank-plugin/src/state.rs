@@ -32,8 +32,8 @@ pub struct State {
     pub request: Option<Request>,
     /// Node: where the tasks of a step meet.
     pub meeting: Option<Meeting>,
-    /// The first task of a step: the broker's descriptor.
-    pub broker: Option<OwnedFd>,
+    /// The first task of a step: the container's user namespace.
+    pub user_namespace: Option<OwnedFd>,
     /// The first task of a step: the keeper's descriptor.
     pub keeper: Option<OwnedFd>,
 }
@@ -80,7 +80,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     inherited: None,
     request: None,
     meeting: None,
-    broker: None,
+    user_namespace: None,
     keeper: None,
 });
 

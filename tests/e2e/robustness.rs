@@ -154,18 +154,6 @@ fn a_killed_process_does_not_hang_its_step() {
         User::Root,
         &format!("mv /root/mizzen-enter {LAUNCHER}; rm -r /usr/lib/mizzen/real"),
     );
-    // The broker, which waits for the launcher.
-    let srun = prolog("[ $SLURM_LOCALID != 0 ] || sleep 1");
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let kill = "for i in $(seq 100); do pid=$(pgrep -x mizzen-broker) && exec kill -KILL $pid; sleep 0.05; done; exit 1";
-            assert_out(&cluster.run_as_root(kill), 0, "");
-        });
-        let broker = run_in_time(&cluster, &format!("{srun} touch ~/marker"));
-        assert_failed(&broker, 125, "mizzen: node1: ");
-        assert!(broker.stderr.contains("the broker"), "{}", broker.text());
-    });
-    empty.assert_again(&cluster, "the broker killed");
     // The file server: the tasks get an error.
     let server = run_in_time(
         &cluster,

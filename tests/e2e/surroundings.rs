@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
-use std::time::Duration;
-
 use mizzen_tests::check::{
     Emptiness, assert_failed, assert_out, cancel_at_any_time, count, run_in_time, start_with_busybox,
     with_busybox,
@@ -59,17 +57,17 @@ fn steps_live_in_their_cgroups() {
     let groups = cluster.run(&format!("srun {IMAGE} sh -c '{list}'"));
     assert_out(&groups, 0, "1\n");
     empty.assert_again(&cluster, "the file server");
-    // The broker may have started before Slurm puts its task into the cgroup; it ends with it all the same.
+    // The user namespace is there before the task is in its cgroup; it needs nobody to keep it.
     cluster.share("prolog", b"#!/bin/sh\nsleep 60\n").unwrap();
     cluster.run_as_root("chmod 755 /shared/prolog");
-    let broker = run_in_time(
+    let prolog = run_in_time(
         &cluster,
         &format!(
-            "srun --task-prolog=/shared/prolog {IMAGE} true & until pgrep -x mizzen-broker; do sleep 0.05; done; sleep 0.5; scancel -u alice; wait $!"
+            "srun --task-prolog=/shared/prolog {IMAGE} true & until pgrep -f ^/bin/sh./shared/prolog; do sleep 0.05; done; sleep 0.5; scancel -u alice; wait $!"
         ),
     );
-    assert_ne!(broker.code, 0, "{}", broker.text());
-    empty.assert_again(&cluster, "the broker");
+    assert_ne!(prolog.code, 0, "{}", prolog.text());
+    empty.assert_again(&cluster, "a prolog");
     // A file server that does not answer, here because it is stopped: its readers cannot be killed before it is.
     let stopped = run_in_time(
         &cluster,
@@ -172,53 +170,28 @@ fn a_time_limit_ends_the_program_politely() {
 }
 
 #[test]
-fn the_broker_trusts_nobody() {
-    let cluster = with_busybox("broker");
+fn the_user_namespace_is_the_users_and_settled() {
+    let cluster = with_busybox("namespace");
     let empty = Emptiness::of(&cluster, &["node1"]);
-    let launcher = include_str!("../fixtures/hostile-launcher.pl");
-    cluster.share("hostile", launcher.as_bytes()).unwrap();
-    cluster.share("lend", include_bytes!("../fixtures/lends-namespace.pl")).unwrap();
-    let install = format!("cp -P {LAUNCHER} /root; rm {LAUNCHER}; install -m 755 /shared/hostile {LAUNCHER}");
+    cluster.share("curious", include_bytes!("../fixtures/curious-launcher.pl")).unwrap();
+    let install = format!("cp -P {LAUNCHER} /root; rm {LAUNCHER}; install -m 755 /shared/curious {LAUNCHER}");
     assert_out(&cluster.run_on("node1", User::Root, &install), 0, "");
-    let hosts = "gid_map: 0 0 4294967295 \nsetgroups: allow \n";
-    let refused = |why: &str| format!("answer: -the broker refuses a namespace: {why}\n");
-    for (case, answer, map) in [
-        ("a file", refused("not a user namespace"), hosts),
-        ("a device", refused("not a user namespace"), hosts),
-        ("mounts", refused("not a user namespace"), hosts),
-        ("the node", refused("it belongs to another user"), hosts),
-        ("another user", refused("it belongs to another user"), hosts),
-        ("nested", refused("it is nested in another"), "gid_map:\nsetgroups: deny \n"),
-        (
-            "mapped",
-            "answer: -cannot write setgroups: Operation not permitted (os error 1)\n".to_owned(),
-            "gid_map: 2001 2001 1 \nsetgroups: deny \n",
-        ),
-        ("many", "answer: \n".to_owned(), hosts),
-        ("no file", "answer: \n".to_owned(), hosts),
-        ("garbage", "answer: \n".to_owned(), hosts),
-        ("own", "answer: +\n".to_owned(), "gid_map: 2001 2001 1 2100 2100 2 \nsetgroups: deny \n"),
-        ("own, 0", "answer: +\n".to_owned(), "gid_map: 0 2001 1 2100 2100 2 \nsetgroups: deny \n"),
-    ] {
-        let lender = (case == "another user").then(|| {
-            let mut lender = cluster.command("node1", User::Bob, &["perl", "/shared/lend"]).spawn().unwrap();
-            std::thread::sleep(Duration::from_millis(300));
-            assert!(lender.try_wait().unwrap().is_none(), "bob has no namespace");
-            lender
-        });
-        let talked = run_in_time(&cluster, &format!("CASE='{case}' srun -n2 {IMAGE} true"));
-        // It has ended by itself: nothing more can be sent.
-        let expected = format!("{answer}again: not sent: Broken pipe\n{map}");
-        assert_out(&talked, 0, &expected);
-        assert_eq!(talked.stderr, "", "{case}");
-        lender.into_iter().for_each(|mut lender| assert!(lender.wait().unwrap().success()));
-        empty.assert_again(&cluster, case);
+    for (options, first) in [("", 2001), ("--container-remap-root", 0)] {
+        let told = run_in_time(&cluster, &format!("srun -n2 {options} {IMAGE} true"));
+        let expected = format!(
+            "owner: 2001\nparent: the node's\nuid_map: {first} 2001 1\ngid_map: {first} 2001 1, 2100 2100 2\nsetgroups: deny\n\
+             write gid_map: Operation not permitted\nwrite setgroups: Operation not permitted\n\
+             setgroups: Operation not permitted\nchildren: No child processes\n"
+        );
+        assert_out(&told, 0, &expected);
+        assert_eq!(told.stderr, "");
+        empty.assert_again(&cluster, options);
     }
-    // A launcher that never asks.
-    cluster.share("hostile", b"#!/bin/sh\nexit 3\n").unwrap();
-    cluster.run_on("node1", User::Root, &format!("install -m 755 /shared/hostile {LAUNCHER}"));
+    // One that does not even enter it.
+    cluster.share("curious", b"#!/bin/sh\nexit 3\n").unwrap();
+    cluster.run_on("node1", User::Root, &format!("install -m 755 /shared/curious {LAUNCHER}"));
     assert_eq!(run_in_time(&cluster, &format!("srun {IMAGE} true")).code, 3);
-    empty.assert_again(&cluster, "no question");
+    empty.assert_again(&cluster, "not entered");
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub struct Identity {
     pub inside_uid: u32,
     /// Inside: the same, or 0.
     pub inside_gid: u32,
-    /// The other groups that are known inside, by number and name: none without a broker that maps them.
+    /// The other groups that are known inside, by number and name: none where the user namespace maps one alone.
     pub groups: Vec<(u32, String)>,
 }
 

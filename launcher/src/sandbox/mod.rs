@@ -27,7 +27,7 @@ use crate::{report_note, sys};
 
 pub use exec::{Unstartable, start};
 pub use namespaces::{
-    Namespaces, new_mounts_and_others as enter_mount_namespace, new_user as enter_user_namespace,
+    Namespaces, enter_user as enter_user_namespace, new_mounts_and_others as enter_mount_namespace,
 };
 use server::Mountable;
 pub use server::Server;
@@ -55,10 +55,10 @@ pub fn run_as_child(plan: &Plan, sources: Sources) -> Result<i32, Failure> {
     pid1::run(plan, servers)
 }
 
-/// Makes the container and enters it. Who has the descriptors that are returned, can enter it too. The broker, if
-/// there is one, maps the user's groups.
-pub fn build(plan: &Plan, sources: Sources, broker: Option<OwnedFd>) -> Result<Namespaces, Failure> {
-    let (servers, namespaces) = make_namespaces(plan, sources, broker)?;
+/// Makes the container and enters it. Who has the descriptors that are returned, can enter it too. Its user namespace
+/// may have been made before.
+pub fn build(plan: &Plan, sources: Sources, user: Option<OwnedFd>) -> Result<Namespaces, Failure> {
+    let (servers, namespaces) = make_namespaces(plan, sources, user)?;
     enter_root(plan, servers)?;
     Ok(namespaces)
 }
@@ -66,16 +66,14 @@ pub fn build(plan: &Plan, sources: Sources, broker: Option<OwnedFd>) -> Result<N
 fn make_namespaces(
     plan: &Plan,
     sources: Sources,
-    broker: Option<OwnedFd>,
+    user: Option<OwnedFd>,
 ) -> Result<(Servers, Namespaces), Failure> {
     // A caller that ignores it would have our own children vanish without a word.
     sys::reset_signal(Signal::SIGCHLD)
         .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
-    namespaces::new_user(&plan.identity, broker.as_ref())?;
+    namespaces::enter_user(&plan.identity, user)?;
     let mut servers = Servers::prepare(plan, sources)?;
     namespaces::new_mounts_and_others(plan.unshare)?;
-    // It has worked meanwhile; files can be made only when the groups are known.
-    broker.map_or(Ok(()), namespaces::await_broker)?;
     // Opened on the host's procfs: nothing is looked up inside.
     let mut namespaces = Namespaces::of_this_process()?;
     namespaces.life = servers.changes.as_mut().and_then(|changes| changes.life.take());

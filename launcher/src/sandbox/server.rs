@@ -51,12 +51,14 @@ impl Server {
             become_server();
             let (warming, command) = (Arc::clone(image), command.to_vec());
             std::thread::spawn(move || warm::read(&warming, &warm::first_files(&command, &warming)));
+            // Now: afterwards somebody waits for the first answer.
+            let threads = threads();
             // The device says that the mount is there; the end of the socket, that there will be none.
             let message = sys::receive_descriptors(&wait, &mut [0], MsgFlags::empty());
             if let Some(device) = message.ok().and_then(|(_, mut fds)| fds.pop()) {
                 // Damage in the image has nobody to be told to here; who reads it gets EIO.
                 let owner = fuse::Owner::Fixed { uid, gid };
-                let _ = fuse::serve(device, Arc::clone(image), owner, threads(), &|_| {});
+                let _ = fuse::serve(device, Arc::clone(image), owner, threads, &|_| {});
             }
         })
         .map_err(failed)?;

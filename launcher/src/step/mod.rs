@@ -21,12 +21,13 @@ use mizzen_core::kernel_mount::Reader;
 use mizzen_core::request::{self, Container};
 use mizzen_core::settings::Writable;
 use mizzen_core::staging::BROADCAST_VARIABLE;
+use mizzen_core::user_namespace::group_map;
 use mizzen_core::{Config, Digest, Failure, Handover, Request};
 
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Stopwatch};
-use crate::plan::{Facts, Program, typed_command};
+use crate::plan::{Facts, Identity, Program, typed_command};
 use crate::sandbox::{self, Namespaces, Sources, Unstartable};
 use crate::slurm::{self, Inside};
 use crate::stage::shared::Keeper;
@@ -136,7 +137,7 @@ fn enter(
             namespaces.enter()?;
             (RunOptions { image, command, step: of_step, ..RunOptions::default() }, facts, None)
         }
-        Role::Builder { broker, keeper, accounts, alone } => {
+        Role::Builder { user_namespace, keeper, accounts, alone } => {
             let config = Config::load(&handover.config)?;
             let mut options = RunOptions::new(image, command, settings, &config, Origin::StepOption)?;
             options.step = of_step;
@@ -156,7 +157,8 @@ fn enter(
                     Err(failure) => report_note(&format!("{}: {failure}", handover.node)),
                 }
             }
-            let Built { namespaces, facts, watch } = build(handover, &options, digest, *broker, accounts)?;
+            let Built { namespaces, facts, watch } =
+                build(handover, &options, digest, *user_namespace, accounts)?;
             let digest = facts.digest.iter().map(|digest| format!("@{digest}")).collect::<String>();
             let times = format!("{}{digest}: {}", quote(options.image.as_os_str().as_bytes()), watch.text());
             if *alone {
@@ -201,15 +203,15 @@ fn build(
     handover: &Handover,
     options: &RunOptions,
     pin: Option<Digest>,
-    broker: Option<i32>,
+    user_namespace: Option<i32>,
     accounts: &Accounts,
 ) -> Result<Built, Failure> {
     let mut watch = Stopwatch::start();
-    let broker = broker
+    let user_namespace = user_namespace
         .map(sys::own_inherited)
         .transpose()
-        .map_err(|error| Failure::new(format!("the broker's descriptor is closed: {error}")))?;
-    let host = Host::look_with(accounts, broker.is_some());
+        .map_err(|error| Failure::new(format!("the user namespace's descriptor is closed: {error}")))?;
+    let host = Host::look_with(accounts, user_namespace.is_some());
     let image = pipeline::Image::find_at(&options.image, pin, &options.staging)?;
     watch.lap("stage");
     // Where the kernel mounts the image, it does so while the rest is planned; else the file server reads ahead meanwhile.
@@ -228,7 +230,22 @@ fn build(
         report_note(&format!("{}: the kernel does not mount the image: {why}", handover.node));
     }
     plan.notes.iter().for_each(|note| report_note(&format!("{}: {note}", handover.node)));
-    let namespaces = sandbox::build(&plan, sources, broker)?;
+    if let Some(note) = unmapped_groups(&plan.identity) {
+        report_note(&format!("{}: {note}", handover.node));
+    }
+    let namespaces = sandbox::build(&plan, sources, user_namespace)?;
     watch.lap("mount");
     Ok(Built { namespaces, facts: plan.facts, watch })
+}
+
+/// The groups that the kernel had no room for.
+fn unmapped_groups(identity: &Identity) -> Option<String> {
+    let groups: Vec<u32> = identity.groups.iter().map(|(gid, _)| *gid).collect();
+    let (_, dropped) = group_map(identity.inside_gid, identity.gid, &groups);
+    let dropped = dropped.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    (!dropped.is_empty()).then(|| {
+        format!(
+            "files of these groups belong to nobody inside: {dropped}; the kernel maps at most 340 ranges"
+        )
+    })
 }

@@ -1,4 +1,6 @@
-//! The map of a user's groups into a container's user namespace.
+//! The user namespace of a container: the map of the user's groups, and why there may be none.
+
+use std::fs;
 
 /// The kernel's limit on the lines of a map, and, below a page, on its bytes.
 const LINES: usize = 340;
@@ -25,6 +27,31 @@ pub fn group_map(inside_gid: u32, gid: u32, groups: &[u32]) -> (String, Vec<u32>
         rest = &rest[length..];
     }
     (map, dropped)
+}
+
+/// What to do when the kernel refuses a user namespace.
+pub fn hint(errno: i32) -> String {
+    let sysctl =
+        |name: &str| fs::read_to_string(format!("/proc/sys/{name}")).ok().map(|text| text.trim().to_owned());
+    if sysctl("user/max_user_namespaces").as_deref() == Some("0") {
+        return "user namespaces are off here (sysctl user.max_user_namespaces = 0)".to_owned();
+    }
+    if sysctl("kernel/unprivileged_userns_clone").as_deref() == Some("0") {
+        return "user namespaces are for root only here (sysctl kernel.unprivileged_userns_clone = 0)"
+            .to_owned();
+    }
+    if sysctl("kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1") {
+        return "AppArmor restricts them (sysctl kernel.apparmor_restrict_unprivileged_userns = 1); \
+                mizzen needs a profile with the rule `userns,`"
+            .to_owned();
+    }
+    match errno {
+        libc::ENOSPC => {
+            "the limit is reached (sysctl user.max_user_namespaces), or too many are nested".to_owned()
+        }
+        libc::EPERM => "in a chroot, or under a security policy, the kernel refuses them".to_owned(),
+        _ => "`mizzen doctor` tells what is missing".to_owned(),
+    }
 }
 
 #[cfg(test)]
