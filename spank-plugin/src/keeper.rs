@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::Path;
 
 use mizzen_core::config::{Source, check_only_roots};
-use mizzen_core::{Config, Failure, Request};
+use mizzen_core::{Config, Failure};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -17,25 +17,13 @@ use nix::sys::signal::SigSet;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::{ForkResult, Pid, execve, fork, getpid, setsid};
 
-use crate::spank::{self, Spank};
-use crate::{node, root, state};
+use crate::{root, spank};
 
 /// Called so, the launcher's program is the keeper.
 const NAME: &str = "mizzen-keeper";
 
-/// The first task, while it is root: starts the keeper, if the site wants one.
-pub fn start_if_wanted(spank: &Spank) -> Result<(), Failure> {
-    if state::lock().meeting.is_none() || spank.local_task_id() != Some(0) {
-        return Ok(());
-    }
-    let Ok(Request::Container(_)) = node::request(spank) else { return Ok(()) };
-    let source = state::lock().config_source()?;
-    // What is wrong with it, the launcher tells.
-    let Ok(config) = Config::load(&source) else { return Ok(()) };
-    let (uid, ..) = spank.identity()?;
-    if config.stage_shared.as_os_str().is_empty() || uid == 0 {
-        return Ok(());
-    }
+/// Starts the keeper, and returns the launcher's end of its socket.
+pub fn start(uid: u32, config: &Config, source: &Source) -> Result<OwnedFd, Failure> {
     let program = spank::launcher()?;
     check_only_roots(Path::new(OsStr::from_bytes(program.as_bytes())))?;
     let mounts = if config.mount.enabled() { "own-mounts" } else { "node-mounts" };
@@ -43,9 +31,7 @@ pub fn start_if_wanted(spank: &Spank) -> Result<(), Failure> {
         private_mounts()?;
     }
     let task = getpid();
-    let keeper = start_process(|socket| become_keeper(&program, &socket, task, uid, mounts, &source))?;
-    state::lock().keeper = Some(keeper);
-    Ok(())
+    start_process(|socket| become_keeper(&program, &socket, task, uid, mounts, source))
 }
 
 /// Gives the task mounts of its own: what is mounted in them nobody outside sees, and what is mounted outside appears in

@@ -60,9 +60,7 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
         (Hook::InitPostOpt, Context::Client) => client::make_request(),
         (Hook::InitPostOpt, Context::Node) => node::open_meeting(spank),
         (Hook::LocalUserInit, Context::Client) => broadcast::send(spank),
-        (Hook::TaskInitPrivileged, Context::Node) => {
-            node::make_namespace(spank).and_then(|()| keeper::start_if_wanted(spank))
-        }
+        (Hook::TaskInitPrivileged, Context::Node) => node::prepare_builder(spank),
         (Hook::TaskPostFork, Context::Node) => node::note_builder(spank),
         (Hook::TaskInit, Context::Node) => node::hand_over(spank),
         (Hook::Exit, Context::Node) => node::log_outcome(),

@@ -12,10 +12,9 @@ use nix::unistd::{Gid, Group, Uid, User};
 use crate::client::SLURM_CONTAINER;
 use crate::meeting::Meeting;
 use crate::options::Meaning;
-use crate::root;
 use crate::spank::{self, Spank, Step};
 use crate::state::Reported;
-use crate::{multi_prog, oci, options, state};
+use crate::{keeper, multi_prog, oci, options, root, state};
 
 /// Whether a container was asked for at all: by the client's request, by an option that reached the node some
 /// other way, or by Slurm's own option from a client without mizzen.
@@ -48,30 +47,30 @@ pub fn note_builder(spank: &Spank) -> Result<(), Failure> {
     }
 }
 
-/// The first task, while it is root: makes the user namespace, if the user has more groups than he can map himself.
-pub fn make_namespace(spank: &Spank) -> Result<(), Failure> {
+/// The first task, while it is root: what the launcher needs of root.
+pub fn prepare_builder(spank: &Spank) -> Result<(), Failure> {
     if state::lock().meeting.is_none() || spank.local_task_id() != Some(0) {
         return Ok(());
     }
     let Ok(Request::Container(container)) = request(spank) else { return Ok(()) };
+    let source = state::lock().config_source()?;
+    // What is wrong with it, the launcher tells. To root's jobs it says no.
+    let Ok(config) = Config::load(&source) else { return Ok(()) };
     let (uid, gid, groups) = spank.identity()?;
-    // A primary group that is not among the others could be dropped by taking one of them instead, and with it what is
-    // closed to that group.
-    let several = groups.contains(&gid) && groups.iter().any(|group| *group != gid);
-    if uid == 0 || !several || !root::may_map() {
+    if uid == 0 {
         return Ok(());
     }
-    let source = state::lock().config_source()?;
-    let as_root = match container.settings.remap_root {
-        Some(as_root) => as_root,
-        None => match Config::load(&source) {
-            Ok(config) => config.remap_root,
-            // What is wrong with it, the launcher tells.
-            Err(_) => return Ok(()),
-        },
-    };
-    let namespace = root::user_namespace(&root::Owner { uid, gid, groups }, as_root)?;
-    state::lock().user_namespace = Some(namespace);
+    // A user with one group can map it himself. A primary group that is not among the others could be dropped by taking
+    // one of them instead, and with it what is closed to that group.
+    if groups.contains(&gid) && groups.iter().any(|group| *group != gid) && root::may_map() {
+        let as_root = container.settings.remap_root.unwrap_or(config.remap_root);
+        let namespace = root::user_namespace(&root::Owner { uid, gid, groups }, as_root)?;
+        state::lock().user_namespace = Some(namespace);
+    }
+    if !config.stage_shared.as_os_str().is_empty() {
+        let keeper = keeper::start(uid, &config, &source)?;
+        state::lock().keeper = Some(keeper);
+    }
     Ok(())
 }
 
