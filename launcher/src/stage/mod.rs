@@ -7,6 +7,7 @@
 //!
 //! The source is opened first in any case, so nobody uses a copy of what he cannot read.
 
+mod audience;
 pub mod broadcast;
 pub mod cache;
 pub mod commands;
@@ -29,8 +30,7 @@ use mizzen_core::{Config, Digest, Failure};
 use rustix::io::Errno;
 
 use crate::image::{self, Kind, Opened, shown};
-use crate::progress::Progress;
-use crate::report_note;
+use audience::{Audience, Terminal, node, note, progress};
 use broadcast::Delivery;
 use cache::{Cache, Identity, Manifest, describe};
 use copy::{CopyError, copy};
@@ -276,43 +276,6 @@ impl<'a> Original<'a> {
     }
 }
 
-/// Who is told how a copy goes on.
-trait Audience {
-    /// So many bytes are copied.
-    fn copied(&mut self, done: u64, total: u64);
-    /// Something that is no failure.
-    fn note(&mut self, text: &str);
-}
-
-/// The user's terminal, or the output of his job.
-struct Terminal<'a> {
-    path: &'a Path,
-    progress: Option<(Progress, u64)>,
-}
-
-impl<'a> Terminal<'a> {
-    fn new(path: &'a Path) -> Terminal<'a> {
-        Terminal { path, progress: None }
-    }
-}
-
-impl Audience for Terminal<'_> {
-    fn copied(&mut self, done: u64, total: u64) {
-        // A second attempt begins anew.
-        let shown = self.progress.take().filter(|(_, shown)| *shown <= done);
-        let (mut progress, shown) =
-            shown.unwrap_or_else(|| (progress(self.path, "copying to the node", total), 0));
-        progress.advance(done - shown);
-        self.progress = Some((progress, done));
-    }
-
-    fn note(&mut self, text: &str) {
-        if speaks() {
-            note(text, None);
-        }
-    }
-}
-
 /// The copy of an image: the one that is there, the one that somebody else is making, or our own.
 fn staged(
     cache: &Cache,
@@ -455,26 +418,4 @@ fn unreadable(path: &Path, error: &io::Error) -> Failure {
 fn changing(path: &Path) -> Failure {
     Failure::new(format!("{}: it changes while it is read", shown(path)))
         .hint("start the job when the image is complete; put a new one in its place with mv")
-}
-
-/// Shows how far it is.
-fn progress(path: &Path, what: &str, total: u64) -> Progress {
-    Progress::new(format!("{}: {}: {what}", node(), shown(path)), total, speaks())
-}
-
-/// Of all processes of a job step that wait, one tells the user.
-fn speaks() -> bool {
-    let first = |name: &str| std::env::var_os(name).is_none_or(|value| value == "0");
-    first("SLURM_NODEID") && first("SLURM_LOCALID")
-}
-
-/// The node's name, as Slurm knows it.
-fn node() -> String {
-    let own = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| own())
-}
-
-fn note(text: &str, hint: Option<&str>) {
-    let hint = hint.map_or_else(String::new, |hint| format!(" ({hint})"));
-    report_note(&format!("{}: {text}{hint}", node()));
 }

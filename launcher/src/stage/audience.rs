@@ -1,0 +1,68 @@
+//! Who is told how a copy goes. Runs as the user on the host.
+
+use std::path::Path;
+
+use crate::image::shown;
+use crate::progress::Progress;
+use crate::report_note;
+
+/// Who is told how a copy goes on.
+pub trait Audience {
+    /// So many bytes are copied.
+    fn copied(&mut self, done: u64, total: u64);
+    /// Something that is no failure.
+    fn note(&mut self, text: &str);
+}
+
+/// The user's terminal, or the output of his job.
+pub struct Terminal<'a> {
+    path: &'a Path,
+    progress: Option<(Progress, u64)>,
+}
+
+impl<'a> Terminal<'a> {
+    /// For the copy of this image.
+    pub fn new(path: &'a Path) -> Terminal<'a> {
+        Terminal { path, progress: None }
+    }
+}
+
+impl Audience for Terminal<'_> {
+    fn copied(&mut self, done: u64, total: u64) {
+        // A second attempt begins anew.
+        let shown = self.progress.take().filter(|(_, shown)| *shown <= done);
+        let (mut progress, shown) =
+            shown.unwrap_or_else(|| (progress(self.path, "copying to the node", total), 0));
+        progress.advance(done - shown);
+        self.progress = Some((progress, done));
+    }
+
+    fn note(&mut self, text: &str) {
+        if speaks() {
+            note(text, None);
+        }
+    }
+}
+
+/// Shows how far it is.
+pub fn progress(path: &Path, what: &str, total: u64) -> Progress {
+    Progress::new(format!("{}: {}: {what}", node(), shown(path)), total, speaks())
+}
+
+/// Of all processes of a job step that wait, one tells the user.
+fn speaks() -> bool {
+    let first = |name: &str| std::env::var_os(name).is_none_or(|value| value == "0");
+    first("SLURM_NODEID") && first("SLURM_LOCALID")
+}
+
+/// The node's name, as Slurm knows it.
+pub fn node() -> String {
+    let own = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| own())
+}
+
+/// Tells the user something that is no failure.
+pub fn note(text: &str, hint: Option<&str>) {
+    let hint = hint.map_or_else(String::new, |hint| format!(" ({hint})"));
+    report_note(&format!("{}: {text}{hint}", node()));
+}
