@@ -39,7 +39,8 @@ pub struct Handover {
 pub enum Role {
     /// Make it, and enter.
     Builder {
-        /// The descriptor of the user namespace, in which the user's groups are known; None where the user has but one.
+        /// The descriptor of the user namespace in which all groups of the user are known; None where the launcher shall
+        /// make one, in which the primary group alone is.
         user_namespace: Option<i32>,
         /// The descriptor of the keeper of the shared cache, where the site has one.
         keeper: Option<i32>,

@@ -1,5 +1,6 @@
 //! What the plugin and the launcher share. Everything here is plain computation on the caller's data, plus
-//! reading the configuration file and a few of the kernel's settings; it runs in srun as the user, in slurmstepd as root, and in the launcher.
+//! reading the configuration file and a few of the kernel's settings; it runs in srun as the user, in slurmstepd as
+//! root, and in the launcher.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -1,6 +1,6 @@
 //! Starts the keeper of the copies that all users share: the launcher's program, as root, beside the first task of a
 //! step. What it does is in the launcher's `keeper.rs`; nothing of that is loaded into slurmstepd.
-#![allow(unsafe_code)] // fork, and to close what slurmstepd has open
+#![allow(unsafe_code)] // fork
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,6 +15,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::SigSet;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, execve, fork, getpid, setsid};
 
 use crate::{root, spank};
@@ -52,41 +53,22 @@ fn start_process(work: impl FnOnce(OwnedFd)) -> Result<OwnedFd, Failure> {
     match unsafe { fork() }.map_err(failed)? {
         ForkResult::Parent { child } => {
             drop(ours);
-            root::reap(child);
+            while waitpid(child, None) == Err(Errno::EINTR) {}
             Ok(launchers)
         }
         ForkResult::Child => {
             // SAFETY: as above.
             if let Ok(ForkResult::Child) = unsafe { fork() } {
-                leave_everything_but(&ours);
+                let _ = setsid();
+                let _ = nix::unistd::chdir("/");
+                // Not one that the kernel spares when memory runs out, as it spares slurmstepd.
+                let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+                root::close_everything_but(&[ours.as_raw_fd()]);
                 let _ = std::panic::catch_unwind(AssertUnwindSafe(|| work(ours)));
             }
             // SAFETY: ends a forked process without slurmstepd's exit handlers.
             unsafe { libc::_exit(0) }
         }
-    }
-}
-
-/// Keeps nothing of slurmstepd's: no descriptor but this one, no terminal, no directory.
-fn leave_everything_but(socket: &OwnedFd) {
-    let _ = setsid();
-    let _ = nix::unistd::chdir("/");
-    // Not one that the kernel spares when memory runs out, as it spares slurmstepd.
-    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
-    let fd = socket.as_raw_fd();
-    let close = |first: i32, last: i32| {
-        // SAFETY: takes three numbers. What owned these descriptors in slurmstepd is never used in this process.
-        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0
-    };
-    if close(0, fd - 1) && close(fd + 1, i32::MAX) {
-        return;
-    }
-    // Linux before 5.9.
-    let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let open: Vec<i32> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for other in open.into_iter().filter(|other| *other != fd) {
-        // SAFETY: as above.
-        unsafe { libc::close(other) };
     }
 }
 

@@ -54,10 +54,11 @@ pub fn prepare_builder(spank: &Spank) -> Result<(), Failure> {
     }
     let Ok(Request::Container(container)) = request(spank) else { return Ok(()) };
     let source = state::lock().config_source()?;
-    // What is wrong with it, the launcher tells. To root's jobs it says no.
+    // What is wrong with it, the launcher tells.
     let Ok(config) = Config::load(&source) else { return Ok(()) };
     let (uid, gid, groups) = spank.identity()?;
-    if uid == 0 {
+    // Root's jobs get no container, and a script may stay on the host.
+    if uid == 0 || is_script(spank) && !container.settings.script.unwrap_or(config.script) {
         return Ok(());
     }
     // A user with one group can map it himself. A primary group that is not among the others could be dropped by taking
@@ -72,6 +73,11 @@ pub fn prepare_builder(spank: &Spank) -> Result<(), Failure> {
         state::lock().keeper = Some(keeper);
     }
     Ok(())
+}
+
+/// Whether the task is a script, or an interactive shell, whose steps are its own containers.
+fn is_script(spank: &Spank) -> bool {
+    matches!(spank.step(), Some(Step::Batch | Step::Interactive))
 }
 
 /// A task, as the user, just before Slurm's prologs and its program: hands over to the launcher. A failure ends it.
@@ -104,7 +110,8 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     spank.unset_job_variable(c"SLURM_CONTAINER");
     let config = state::lock().config_source()?;
     let step = spank.step().ok_or_else(|| Failure::new("Slurm does not tell which step this is"))?;
-    if let (Request::Container(container), Step::Batch | Step::Interactive) = (request, step)
+    if let Request::Container(container) = request
+        && is_script(spank)
         && !container.settings.script.map_or_else(|| Config::load(&config).map(|site| site.script), Ok)?
     {
         // For the srun calls in the script, also where the client had no plugin to say so.

@@ -1,25 +1,32 @@
-//! The container's user namespace: the only code in slurmstepd that does something as root on behalf of a container.
-//! (`keeper.rs` starts a program that does more, where the site wants it.)
+//! The container's user namespace, made by root on the user's behalf. (`keeper.rs` starts a program that does more as
+//! root, where the site wants it.)
 //!
 //! A user may map one group into a user namespace by himself; root may map all that the user is in. So the first task of
-//! a step, while it is still root, makes the namespace for the launcher: a child that exists for nothing else makes it
-//! with the user's effective ids, so that it is the user's own, and root writes the maps. Nothing that the user says,
-//! has or runs comes into this: who he is and which groups he has, Slurm tells.
-#![allow(unsafe_code)] // clone
+//! a step, while it is still root, makes the namespace for the launcher: a child that exists for nothing else becomes the
+//! user and makes it, so that it is the user's own, and root writes the maps. Nothing that the user says, has or runs
+//! comes into this: who he is and which groups he has, Slurm tells.
+#![allow(unsafe_code)] // clone, and to close what slurmstepd has open
 
 use std::fs::File;
-use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use mizzen_core::Failure;
 use mizzen_core::user_namespace::{group_map, hint};
 use nix::errno::Errno;
-use nix::sched::{CloneFlags, clone};
-use nix::sys::signal::{SigSet, SigmaskHow};
-use nix::unistd::{Gid, Pid, Uid, getegid, setegid, seteuid};
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sched::{CloneFlags, clone, unshare};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::{Gid, Pid, Uid, pipe2, setgroups, setresgid, setresuid};
 
-/// Enough for a child that makes two calls.
-const STACK: usize = 64 << 10;
+/// Enough for the child's few calls.
+const STACK: usize = 256 << 10;
+/// A child that has not answered by then has been stopped.
+const PATIENCE_MILLISECONDS: u16 = 10_000;
 
 /// Whose the namespace is.
 pub struct Owner {
@@ -31,8 +38,8 @@ pub struct Owner {
     pub groups: Vec<u32>,
 }
 
-/// Whether a process of root's in a namespace of the user's is out of that user's reach. Where the administrator has
-/// made such processes debuggable (fs.suid_dumpable), it is not, and then nobody's groups are mapped.
+/// Whether a process that was root's and is now the user's is out of that user's reach. Where the administrator has made
+/// such processes debuggable (fs.suid_dumpable), it is not, and then nobody's groups are mapped.
 pub fn may_map() -> bool {
     std::fs::read_to_string("/proc/sys/fs/suid_dumpable").is_ok_and(|value| value.trim() != "1")
 }
@@ -40,51 +47,80 @@ pub fn may_map() -> bool {
 /// Makes a user namespace in which all groups of the user are known, and the user is himself or called root.
 pub fn user_namespace(owner: &Owner, as_root: bool) -> Result<OwnedFd, Failure> {
     let failed = |what: &str, errno: Errno| Failure::new(format!("{what}: {}", errno.desc()));
-    let (wait, life) = nix::unistd::pipe().map_err(|errno| failed("cannot make a pipe", errno))?;
+    let pipe = || pipe2(OFlag::O_CLOEXEC).map_err(|errno| failed("cannot make a pipe", errno));
+    let ((answer, say), (wait, life)) = (pipe()?, pipe()?);
     // The user may send the child signals, and it must not run slurmstepd's handlers.
     let mask = SigSet::all()
         .thread_swap_mask(SigmaskHow::SIG_SETMASK)
         .map_err(|errno| failed("cannot block signals", errno))?;
-    let child = as_user(owner, || start_child(&wait, &life));
+    let child = start_child(owner, &say, &wait);
     let _ = mask.thread_set_mask();
-    let child =
-        child?.map_err(|errno| failed("cannot make a user namespace", errno).hint(hint(errno as i32)))?;
-    let made = write_maps(child, owner, as_root).and_then(|()| {
-        let namespace = File::open(format!("/proc/{child}/ns/user"));
-        namespace
-            .map(OwnedFd::from)
-            .map_err(|error| Failure::new(format!("cannot open a user namespace: {error}")))
-    });
-    // It would end by itself, unless the user has stopped it.
+    let child = child.map_err(|errno| failed("cannot fork", errno))?;
+    drop((say, wait));
+    let made = match await_answer(answer) {
+        0 => write_maps(child, owner, as_root).and_then(|()| {
+            let opened = File::open(format!("/proc/{child}/ns/user"));
+            let failed = |error| Failure::new(format!("cannot open the user namespace: {error}"));
+            opened.map(OwnedFd::from).map_err(failed)
+        }),
+        errno => Err(failed("cannot make a user namespace", Errno::from_raw(errno)).hint(hint(errno))),
+    };
+    // It would end by itself now, unless the user has stopped it.
     drop(life);
-    let _ = nix::sys::signal::kill(child, nix::sys::signal::SIGKILL);
-    reap(child);
+    let _ = kill(child, Signal::SIGKILL);
+    while waitpid(child, Some(WaitPidFlag::__WALL)) == Err(Errno::EINTR) {}
     made
 }
 
-/// Does something with the user's effective ids. A task that cannot become root again must not go on.
-fn as_user<T>(owner: &Owner, work: impl FnOnce() -> T) -> Result<T, Failure> {
-    let failed = |errno: Errno| Failure::new(format!("cannot change the effective ids: {}", errno.desc()));
-    let group = getegid();
-    setegid(Gid::from_raw(owner.gid)).map_err(failed)?;
-    let done = seteuid(Uid::from_raw(owner.uid)).map(|()| work());
-    seteuid(Uid::from_raw(0)).and_then(|()| setegid(group)).map_err(failed)?;
-    done.map_err(failed)
+/// What became of the child's attempt: 0, or an error's number.
+fn await_answer(answer: OwnedFd) -> i32 {
+    let mut ready = [PollFd::new(answer.as_fd(), PollFlags::POLLIN)];
+    let mut number = [0; 4];
+    loop {
+        match poll(&mut ready, PATIENCE_MILLISECONDS) {
+            Err(Errno::EINTR) => {}
+            Ok(0) => return libc::ETIMEDOUT,
+            _ => break,
+        }
+    }
+    // One that was killed says nothing.
+    File::from(answer).read_exact(&mut number).map_or(libc::EINTR, |()| i32::from_ne_bytes(number))
 }
 
-/// Starts a process in a new user namespace; it ends with this one, or when `life` is closed.
-fn start_child(wait: &OwnedFd, life: &OwnedFd) -> nix::Result<Pid> {
-    let (wait, life) = (wait.as_raw_fd(), life.as_raw_fd());
+/// Starts a process that becomes the user and makes the namespace. It ends with this one, or when the other end of
+/// `wait` is closed. Its end is told by no signal: one that Slurm ignores would free its number while we use it.
+fn start_child(owner: &Owner, say: &OwnedFd, wait: &OwnedFd) -> nix::Result<Pid> {
     let child = Box::new(|| {
-        // SAFETY: its own copies of the two descriptors; one byte of its own stack.
-        unsafe {
-            libc::close(life);
-            libc::read(wait, [0_u8].as_mut_ptr().cast(), 1);
-        }
+        let errno = become_owner_of_namespace(owner, [say, wait]).map_or_else(|errno| errno as i32, |()| 0);
+        let _ = nix::unistd::write(say, &errno.to_ne_bytes());
+        let _ = nix::unistd::read(wait, &mut [0]);
         0
     });
-    // SAFETY: the child has memory of its own, and makes two calls.
-    unsafe { clone(child, &mut [0; STACK], CloneFlags::CLONE_NEWUSER, Some(libc::SIGCHLD)) }
+    let mut stack = vec![0; STACK];
+    // SAFETY: the task has one thread, and the child has memory of its own.
+    unsafe { clone(child, &mut stack, CloneFlags::empty(), None) }
+}
+
+/// In this order: as long as it has something of slurmstepd's, the user must not get at it.
+fn become_owner_of_namespace(owner: &Owner, keep: [&OwnedFd; 2]) -> nix::Result<()> {
+    close_everything_but(&keep.map(AsRawFd::as_raw_fd));
+    // In the namespace these are limits on all that the user has; his own, which Slurm sets later, may be up to these.
+    for resource in [
+        Resource::RLIMIT_NPROC,
+        Resource::RLIMIT_MEMLOCK,
+        Resource::RLIMIT_SIGPENDING,
+        Resource::RLIMIT_MSGQUEUE,
+    ] {
+        let (_, hard) = getrlimit(resource)?;
+        setrlimit(resource, hard, hard)?;
+    }
+    let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+    setgroups(&owner.groups.iter().copied().map(Gid::from_raw).collect::<Vec<_>>())?;
+    setresgid(gid, gid, gid)?;
+    setresuid(uid, uid, uid)?;
+    // What changes the user takes this back.
+    set_pdeathsig(Signal::SIGKILL)?;
+    unshare(CloneFlags::CLONE_NEWUSER)
 }
 
 /// Writes the maps of a process's namespace.
@@ -105,7 +141,24 @@ fn write_maps(process: Pid, owner: &Owner, as_root: bool) -> Result<(), Failure>
     Ok(())
 }
 
-/// Waits for a child of ours. Slurm collects children too, and may have been faster.
-pub fn reap(child: Pid) {
-    while nix::sys::wait::waitpid(child, None) == Err(Errno::EINTR) {}
+/// Closes every descriptor but these. What owned the others in slurmstepd must never be used in this process.
+pub fn close_everything_but(keep: &[i32]) {
+    let mut keep = keep.to_vec();
+    keep.sort_unstable();
+    let firsts = std::iter::once(0).chain(keep.iter().map(|fd| fd + 1));
+    let lasts = keep.iter().map(|fd| fd - 1).chain(std::iter::once(i32::MAX));
+    let closed = firsts.zip(lasts).all(|(first, last)| {
+        // SAFETY: takes three numbers.
+        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0
+    });
+    if closed {
+        return;
+    }
+    // Linux before 5.9.
+    let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open: Vec<i32> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for other in open.into_iter().filter(|other| !keep.contains(other)) {
+        // SAFETY: takes a number.
+        unsafe { libc::close(other) };
+    }
 }

@@ -81,7 +81,7 @@ fn a_mount_of_the_kernels_gives_no_privilege() {
         cluster.run(&format!("{srun} sh -c 'grep squashfs /proc/self/mountinfo | cut -d\" \" -f 6'"));
     assert_out(&options, 0, "ro,nosuid,nodev,relatime\n");
     let powerless = "2001 0000000000000000\n";
-    let tried = cluster.run(&format!("{srun} sh -c '/probe id; /suid id; /capable id; /probe open /kmsg; /probe open /loop; touch /x; true' 2>&1"));
+    let tried = cluster.run(&format!("{srun} sh -c 'exec 2>&1; /probe id; /suid id; /capable id; /probe open /kmsg; /probe open /loop; touch /x; true'"));
     assert_out(
         &tried,
         0,

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
+use std::time::Duration;
+
 use mizzen_tests::check::{
     Emptiness, assert_failed, assert_out, cancel_at_any_time, count, run_in_time, start_with_busybox,
     with_busybox,
@@ -187,7 +189,23 @@ fn the_user_namespace_is_the_users_and_settled() {
         assert_eq!(told.stderr, "");
         empty.assert_again(&cluster, options);
     }
-    // One that does not even enter it.
+    // Who makes it has nothing of slurmstepd's open when it becomes the user's process.
+    let trace = "timeout -s INT 4 strace -f -qq -o /root/trace -e trace=close_range,setgroups,setresgid,setresuid,prctl,unshare \
+                 -p $(pgrep -ox slurmd) 2>/dev/null; true";
+    let mut tracer = cluster.command("node1", User::Root, &["sh", "-c", trace]).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(run_in_time(&cluster, &format!("srun {IMAGE} true")).code, 0);
+    assert!(tracer.wait().unwrap().success());
+    let traced = cluster.run_on("node1", User::Root, "cat /root/trace; rm /root/trace").stdout;
+    let maker = traced.lines().find(|line| line.contains("unshare(CLONE_NEWUSER)")).unwrap_or_default();
+    let maker = maker.split(' ').next().unwrap_or_default();
+    let own = traced.lines().filter_map(|line| line.strip_prefix(maker)?.trim().split_once('('));
+    let mut calls: Vec<&str> = own.map(|(call, _)| call).collect();
+    calls.dedup();
+    let order = ["close_range", "setgroups", "setresgid", "setresuid", "prctl", "unshare"];
+    assert_eq!(calls, order, "{traced}");
+    empty.assert_again(&cluster, "traced");
+    // A launcher that does not even enter it.
     cluster.share("curious", b"#!/bin/sh\nexit 3\n").unwrap();
     cluster.run_on("node1", User::Root, &format!("install -m 755 /shared/curious {LAUNCHER}"));
     assert_eq!(run_in_time(&cluster, &format!("srun {IMAGE} true")).code, 3);
@@ -202,8 +220,9 @@ fn groups_are_the_users_and_cannot_be_dropped() {
          echo bob > bobs; chown root:bob bobs; chmod 0040 bobs",
     );
     let inside = |options: &str, script: &str| {
-        cluster
-            .run(&format!("srun --quiet {options} --container-mounts=/shared {IMAGE} sh -c '{script}' 2>&1"))
+        cluster.run(&format!(
+            "srun --quiet {options} --container-mounts=/shared {IMAGE} sh -c 'exec 2>&1; {script}'"
+        ))
     };
     for (options, first) in [("", "2001"), ("--container-remap-root", "0")] {
         let map = inside(options, "cat /proc/self/setgroups /proc/self/gid_map | xargs");

@@ -230,7 +230,7 @@ fn build(
         report_note(&format!("{}: the kernel does not mount the image: {why}", handover.node));
     }
     plan.notes.iter().for_each(|note| report_note(&format!("{}: {note}", handover.node)));
-    if let Some(note) = unmapped_groups(&plan.identity) {
+    if let Some(note) = unmapped_groups(&plan.identity, accounts) {
         report_note(&format!("{}: {note}", handover.node));
     }
     let namespaces = sandbox::build(&plan, sources, user_namespace)?;
@@ -238,14 +238,14 @@ fn build(
     Ok(Built { namespaces, facts: plan.facts, watch })
 }
 
-/// The groups that the kernel had no room for.
-fn unmapped_groups(identity: &Identity) -> Option<String> {
-    let groups: Vec<u32> = identity.groups.iter().map(|(gid, _)| *gid).collect();
-    let (_, dropped) = group_map(identity.inside_gid, identity.gid, &groups);
-    let dropped = dropped.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
-    (!dropped.is_empty()).then(|| {
-        format!(
-            "files of these groups belong to nobody inside: {dropped}; the kernel maps at most 340 ranges"
-        )
-    })
+/// The groups that are not known inside: the kernel has no room for them, or the node maps none but the primary one.
+fn unmapped_groups(identity: &Identity, accounts: &Accounts) -> Option<String> {
+    let all: Vec<u32> = accounts.groups.iter().map(|(gid, _)| *gid).collect();
+    let (missing, why) = if identity.groups.is_empty() {
+        (all.into_iter().filter(|gid| *gid != identity.gid).collect(), "this node does not map them")
+    } else {
+        (group_map(identity.inside_gid, identity.gid, &all).1, "the kernel maps at most 340 ranges")
+    };
+    let list = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    (!list.is_empty()).then(|| format!("files of these groups belong to nobody inside: {list}; {why}"))
 }

@@ -1,5 +1,5 @@
 //! The few system calls that no crate wraps safely. With the keeper's loop devices the only unsafe code of the
-//! launcher; runs as the user.
+//! launcher. Runs as the user, or in the keeper as root.
 #![allow(unsafe_code)]
 
 mod inherited;
