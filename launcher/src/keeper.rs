@@ -358,7 +358,7 @@ struct LoopConfig {
 }
 
 /// Makes a read-only block device of a file: its descriptor, and its path. It vanishes when nobody has it open or mounted.
-#[allow(unsafe_code)] // an ioctl
+#[allow(unsafe_code)] // ioctl
 fn attach_loop(file: &File) -> io::Result<(File, PathBuf)> {
     let control = File::options().read(true).write(true).open("/dev/loop-control")?;
     for _ in 0..LOOP_ATTEMPTS {
@@ -375,7 +375,7 @@ fn attach_loop(file: &File) -> io::Result<(File, PathBuf)> {
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-#[allow(unsafe_code)] // the same
+#[allow(unsafe_code)] // ioctl
 fn configure_loop(device: &File, file: &File) -> io::Result<()> {
     let flags = READ_ONLY_AUTOCLEAR;
     let info = LoopInfo { numbers: [0; 5], more_numbers: [0; 3], flags, names: [0; 160], init: [0; 2] };

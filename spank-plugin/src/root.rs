@@ -118,7 +118,7 @@ fn become_owner_of_namespace(owner: &Owner, keep: [&OwnedFd; 2]) -> nix::Result<
     setgroups(&owner.groups.iter().copied().map(Gid::from_raw).collect::<Vec<_>>())?;
     setresgid(gid, gid, gid)?;
     setresuid(uid, uid, uid)?;
-    // What changes the user takes this back.
+    // Now: the kernel forgets it when a process changes its user.
     set_pdeathsig(Signal::SIGKILL)?;
     unshare(CloneFlags::CLONE_NEWUSER)
 }

@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
-use std::time::Duration;
-
 use mizzen_tests::check::{
     Emptiness, assert_failed, assert_out, cancel_at_any_time, count, run_in_time, start_with_busybox,
     with_busybox,
@@ -190,17 +188,18 @@ fn the_user_namespace_is_the_users_and_settled() {
         empty.assert_again(&cluster, options);
     }
     // Who makes it has nothing of slurmstepd's open when it becomes the user's process.
-    let trace = "timeout -s INT 4 strace -f -qq -o /root/trace -e trace=close_range,setgroups,setresgid,setresuid,prctl,unshare \
-                 -p $(pgrep -ox slurmd) 2>/dev/null; true";
+    let trace = "exec strace -ff -qq -o /root/trace -e trace=close_range,setgroups,setresgid,setresuid,prctl,unshare \
+                 -p $(pgrep -ox slurmd) 2>/dev/null";
     let mut tracer = cluster.command("node1", User::Root, &["sh", "-c", trace]).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    let begun = "until grep -q ^TracerPid:.[1-9] /proc/$(pgrep -ox slurmd)/status; do sleep 0.05; done";
+    assert_out(&cluster.run_on("node1", User::Root, begun), 0, "");
     assert_eq!(run_in_time(&cluster, &format!("srun {IMAGE} true")).code, 0);
-    assert!(tracer.wait().unwrap().success());
-    let traced = cluster.run_on("node1", User::Root, "cat /root/trace; rm /root/trace").stdout;
-    let maker = traced.lines().find(|line| line.contains("unshare(CLONE_NEWUSER)")).unwrap_or_default();
-    let maker = maker.split(' ').next().unwrap_or_default();
-    let own = traced.lines().filter_map(|line| line.strip_prefix(maker)?.trim().split_once('('));
-    let mut calls: Vec<&str> = own.map(|(call, _)| call).collect();
+    cluster.run_on("node1", User::Root, "pkill -INT -x strace");
+    tracer.wait().unwrap();
+    let read = "cat $(grep -l ^unshare.CLONE_NEWUSER /root/trace.*); rm /root/trace.*";
+    let traced = cluster.run_on("node1", User::Root, read).stdout;
+    let mut calls: Vec<&str> =
+        traced.lines().filter_map(|line| line.split_once('(')).map(|(call, _)| call).collect();
     calls.dedup();
     let order = ["close_range", "setgroups", "setresgid", "setresuid", "prctl", "unshare"];
     assert_eq!(calls, order, "{traced}");

@@ -249,3 +249,31 @@ fn unmapped_groups(identity: &Identity, accounts: &Accounts) -> Option<String> {
     let list = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
     (!list.is_empty()).then(|| format!("files of these groups belong to nobody inside: {list}; {why}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_are_not_known_inside_are_named() {
+        let groups = |gids: &[u32]| gids.iter().map(|gid| (*gid, String::new())).collect::<Vec<_>>();
+        let identity = |inside: u32, others: &[u32]| Identity {
+            uid: 2001,
+            gid: 2001,
+            inside_uid: inside,
+            inside_gid: inside,
+            groups: groups(others),
+        };
+        let accounts = |gids: &[u32]| Accounts { groups: groups(gids), ..Accounts::default() };
+        let all = [2001, 2100, 2101];
+        assert_eq!(unmapped_groups(&identity(2001, &all[1..]), &accounts(&all)), None);
+        assert_eq!(unmapped_groups(&identity(2001, &[]), &accounts(&all[..1])), None);
+        assert_eq!(
+            unmapped_groups(&identity(2001, &[]), &accounts(&all)).unwrap(),
+            "files of these groups belong to nobody inside: 2100 2101; this node does not map them"
+        );
+        let many: Vec<u32> = (0..400).map(|number| 5000 + 2 * number).collect();
+        let note = unmapped_groups(&identity(2001, &many), &accounts(&many)).unwrap();
+        assert!(note.ends_with(" 5798; the kernel maps at most 340 ranges"), "{note}");
+    }
+}
