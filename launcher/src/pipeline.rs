@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mizzen_core::config::Source;
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{cause, quote};
 use mizzen_core::{Config, Digest, Failure, request};
 
 use crate::host::Host;
@@ -197,8 +197,12 @@ fn open_data(path: &Path, staging: &Staging) -> Result<squashfs::Image, Failure>
 fn open_squashfs(opened: &Opened, offset: u64) -> Result<squashfs::Image, Failure> {
     let shown = quote(opened.path.as_os_str().as_bytes());
     let file = opened.file.try_clone().map_err(|error| Failure::new(format!("{shown}: {error}")))?;
-    squashfs::Image::open(file, offset).map_err(|error| {
-        Failure::new(format!("{shown}: {error}"))
-            .hint("the file is broken or was not copied completely; copy it again")
+    squashfs::Image::open(file, offset).map_err(|error| match error {
+        squashfs::Error::Io { source, .. } => {
+            Failure::new(format!("{shown}: cannot read: {}", cause(&source)))
+                .hint("its file system fails; the node's kernel log tells more")
+        }
+        error => Failure::new(format!("{shown}: {error}"))
+            .hint("the file is broken or was not copied completely; copy it again"),
     })
 }

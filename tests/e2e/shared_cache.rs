@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time, with_images};
-use mizzen_tests::copies::CALLS;
+use mizzen_tests::copies::{CALLS, inject};
 use mizzen_tests::images::c_program;
 use mizzen_tests::{Cluster, Output, SharedFs, Spec, User};
 
@@ -350,7 +350,7 @@ fn kills_and_faults_leave_no_wrong_copy() {
     for call in CALLS.into_iter().chain(["sendmsg"]) {
         for when in 1..=count(1, 40) {
             // Root's command has a keeper and a storekeeper of its own; both are followed.
-            let inject = format!("-e trace={call} -e inject={call}:signal=KILL:when={when}");
+            let inject = inject(call, &format!("signal=KILL:when={when}"));
             let staged = on_node(
                 &cluster,
                 &format!(
@@ -372,15 +372,15 @@ fn kills_and_faults_leave_no_wrong_copy() {
     }
     assert!(killed >= 6, "only {killed} were killed");
     for (call, error, why) in [
-        ("pwrite64", "ENOSPC", "cannot write the copy: No space left on device"),
-        ("pwrite64", "EIO", "cannot write the copy: Input/output error"),
+        ("splice,pwrite64", "ENOSPC", "cannot write the copy: No space left on device"),
+        ("splice,pwrite64", "EIO", "cannot write the copy: Input/output error"),
         ("fsync", "EIO", "Input/output error"),
         ("linkat", "EROFS", "Read-only file system"),
         ("flock", "ENOLCK", "No locks available"),
         ("chroot", "EPERM", "cannot give up root's powers: Operation not permitted"),
         ("capset", "EPERM", "cannot give up root's powers: Operation not permitted"),
     ] {
-        let inject = format!("-e trace={call} -e inject={call}:error={error}");
+        let inject = inject(call, &format!("error={error}"));
         let staged = on_node(
             &cluster,
             &format!("rm -rf {CACHE}; strace -f -o /dev/null {inject} mizzen stage /shared/a.sqsh"),

@@ -21,7 +21,7 @@ fn the_second_start_uses_the_copy() {
     let listing = cluster.run(&format!("stat -c '%a %U %F' {CACHE} {CACHE}/sha256-*")).stdout;
     assert_eq!(listing, "700 alice directory\n400 alice regular file\n");
     // Nothing is read from the source but its first bytes.
-    let read = "strace -f -y -o trace -e trace=read,pread64 mizzen run /shared/own.sqsh cat /image; grep -c 'shared/own.sqsh>' trace";
+    let read = "strace -f -y -o trace -e trace=read,pread64,splice mizzen run /shared/own.sqsh cat /image; grep -c 'shared/own.sqsh>' trace";
     let again = cluster.run(read);
     let reads: u32 = again.stdout.lines().last().unwrap().parse().unwrap();
     assert!(again.stdout.starts_with("a\n") && reads <= 3, "{}", again.text());
@@ -200,10 +200,10 @@ fn a_source_that_changes_is_noticed() {
     cluster.run("head -c 12000000 /dev/urandom > noise; for i in a b; do cat /shared/$i.sqsh noise > /shared/$i.mid; done");
     // Each reader waits at each of its pieces: there is time to change the file, and to see the progress.
     let slow = |delay: u32, image: &str| {
-        let inject = format!("-e trace=pread64 -e inject=pread64:delay_enter={delay}");
+        let inject = format!("-e trace=splice -e inject=splice:delay_enter={delay}");
         format!("strace -f -o /dev/null {inject} mizzen stage {image}")
     };
-    let shown = cluster.run(&slow(900_000, "/shared/a.mid"));
+    let shown = cluster.run(&slow(450_000, "/shared/a.mid"));
     assert!(shown.stderr.contains("mizzen: ctl: /shared/a.mid: copying to the node: "), "{}", shown.text());
     let b = digest_of(&cluster, "/shared/b.mid");
     let replaced = cluster.run(&format!(
@@ -220,7 +220,7 @@ fn a_source_that_changes_is_noticed() {
     assert_sound(&cluster, "changes");
     // Who finds somebody else copying waits for him, and takes over when he dies.
     let dying =
-        "strace -f -o /dev/null -e trace=pread64 -e inject=pread64:delay_enter=1500000:signal=KILL:when=3";
+        "strace -f -o /dev/null -e trace=splice -e inject=splice:delay_enter=1500000:signal=KILL:when=3";
     let waiting = cluster.run(&format!(
         "cp /shared/a.mid /shared/w; {dying} mizzen stage /shared/w & sleep 0.7; mizzen stage /shared/w; wait"
     ));

@@ -6,7 +6,7 @@
 use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
 use mizzen_tests::copies::{
-    CACHE, CALLS, TOML, assert_sound, assert_sound_in, copies, copies_in, signal_server,
+    CACHE, CALLS, TOML, assert_sound, assert_sound_in, copies, copies_in, inject, signal_server,
     staging_cluster as cluster,
 };
 
@@ -20,7 +20,8 @@ fn kills_leave_no_wrong_copy() {
             let when = if call == "open,openat" { when * 4 } else { when };
             cluster.run(&format!("rm -rf {CACHE}"));
             let run = cluster.run(&format!(
-                "strace -f -o /dev/null -e trace={call} -e inject={call}:signal=KILL:when={when} {start}"
+                "strace -f -o /dev/null {} {start}",
+                inject(call, &format!("signal=KILL:when={when}"))
             ));
             killed += u32::from(run.code == 137);
             let what = format!("KILL at {call} {when}");
@@ -70,14 +71,14 @@ fn failures_of_the_disk_and_of_the_server() {
     assert_out(&big, 0, "a\n");
     assert!(big.stderr.contains(room), "{}", big.text());
     for (call, error) in [
-        ("pwrite64", "ENOSPC"),
-        ("pwrite64", "EDQUOT"),
-        ("pwrite64", "EIO"),
+        ("splice,pwrite64", "ENOSPC"),
+        ("splice,pwrite64", "EDQUOT"),
+        ("splice,pwrite64", "EIO"),
         ("fsync", "EIO"),
         ("linkat", "EROFS"),
         ("flock", "ENOLCK"),
     ] {
-        let failed = run(&format!("strace -f -o /dev/null -e trace={call} -e inject={call}:error={error}"));
+        let failed = run(&format!("strace -f -o /dev/null {}", inject(call, &format!("error={error}"))));
         assert_out(&failed, 0, "a\n");
         assert!(
             failed.stderr.contains("note: ctl: /shared/a.sqsh is used where it is"),
@@ -93,12 +94,21 @@ fn failures_of_the_disk_and_of_the_server() {
     // A source that cannot be read has no copy, and nothing runs.
     for error in ["ESTALE", "EIO"] {
         let failed = cluster.run(&format!(
-            "strace -f -o /dev/null -e trace=pread64 -e inject=pread64:error={error}:when=4 \
-             mizzen run --stage=always /shared/mid.sqsh cat /image"
+            "strace -f -o /dev/null {} mizzen run --stage=always /shared/mid.sqsh cat /image",
+            inject("pread64", &format!("error={error}:when=3"))
         ));
         assert_failed(&failed, 125, "/shared/mid.sqsh: cannot read: ");
         assert_eq!(cluster.run("ls /small/mizzen-2001 | grep -cE '^(sha256|temporary)'").stdout, "0\n");
     }
+    let in_place = cluster.run(&format!(
+        "strace -f -o /dev/null {} mizzen run --stage=never /shared/mid.sqsh cat /image",
+        inject("pread64", "error=EIO:when=3")
+    ));
+    assert_failed(
+        &in_place,
+        125,
+        "/shared/mid.sqsh: cannot read: Input/output error\nmizzen: hint: its file system",
+    );
     // Two images of which only one fits: the older goes, unless it is in use.
     cluster.run("mizzen cache remove --all; head -c 8500000 noise > half; cat /shared/a.sqsh half > /shared/one.sqsh; cat /shared/b.sqsh half > /shared/two.sqsh");
     let one = "mizzen run --stage=always /shared/one.sqsh";
@@ -128,8 +138,12 @@ fn errors_of_every_call_leave_no_wrong_copy() {
         "open,openat",
         "flock",
         "stat,lstat,fstat,newfstatat,statx",
+        "splice",
+        "madvise",
         "pread64",
         "pwrite64",
+        "splice,pread64",
+        "splice,pwrite64",
         "fchmod",
         "utimensat",
         "fsync",
@@ -148,7 +162,7 @@ fn errors_of_every_call_leave_no_wrong_copy() {
         {
             for when in [format!("{when}"), format!("{when}+")] {
                 let what = format!("{error} of {call} {when}");
-                let inject = format!("-e trace={call} -e inject={call}:error={error}:when={when}");
+                let inject = inject(call, &format!("error={error}:when={when}"));
                 let run = cluster.run(&format!("rm -rf {CACHE}; strace -f -o /dev/null {inject} {start}"));
                 // With its own copy, from the source with a note, or not at all with a message; never otherwise.
                 let noted = run.stderr.contains("note: ctl: /shared/a.sqsh is used where it is");
@@ -183,7 +197,7 @@ fn a_disk_that_fills_up_gets_a_second_chance() {
     // Where everything is in use nothing can make room.
     let full = cluster.run(&format!(
         "mizzen run /shared/a.sqsh sleep 3 & sleep 1; \
-         strace -f -o /dev/null -e trace=pwrite64 -e inject=pwrite64:error=ENOSPC mizzen run /shared/b.sqsh cat /image; \
+         strace -f -o /dev/null -e trace=splice,pwrite64 -e inject=splice,pwrite64:error=ENOSPC mizzen run /shared/b.sqsh cat /image; \
          ls {CACHE} | grep ^sha256; wait"
     ));
     assert_out(&full, 0, &format!("b\nsha256-{a}\n"));
@@ -195,7 +209,7 @@ fn a_holder_that_hangs_is_not_waited_for_for_ever() {
     let cluster = cluster("holder", TOML);
     cluster.run("head -c 8000000 /dev/urandom | cat /shared/a.sqsh - > /shared/mid.sqsh");
     // The first one stops in the middle of its copy; the second one waits, and says for whom.
-    let slow = "strace -f -o /dev/null -e trace=pwrite64 -e inject=pwrite64:delay_enter=3000000";
+    let slow = "strace -f -o /dev/null -e trace=splice -e inject=splice:delay_enter=3000000";
     let stopped = format!(
         "rm -rf {CACHE}; {slow} mizzen stage /shared/mid.sqsh > /dev/null 2>&1 & while ! ls {CACHE}/*.lock; do sleep 0.05; done > /dev/null 2>&1; \
          pid=$(pgrep -n -u alice -x mizzen); kill -STOP $pid"

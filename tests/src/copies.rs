@@ -11,8 +11,29 @@ pub const TOML: &str = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\
 pub const CACHE: &str = "/var/tmp/mizzen-2001";
 
 /// The calls by which a copy is made; those that a C library may choose from together.
-pub const CALLS: [&str; 8] =
-    ["open,openat", "pread64", "pwrite64", "fsync", "linkat", "renameat", "flock", "utimensat"];
+pub const CALLS: [&str; 10] = [
+    "open,openat",
+    "splice",
+    "madvise",
+    "pread64",
+    "pwrite64",
+    "fsync",
+    "linkat",
+    "renameat",
+    "flock",
+    "utimensat",
+];
+
+/// The option by which strace does something to these calls.
+pub fn inject(calls: &str, what: &str) -> String {
+    match calls {
+        // The content is read and written where the kernel cannot move it.
+        "pread64" | "pwrite64" => {
+            format!("-e trace={calls},splice -e inject=splice:error=EINVAL -e inject={calls}:{what}")
+        }
+        _ => format!("-e trace={calls} -e inject={calls}:{what}"),
+    }
+}
 
 /// One node and the images /shared/a.sqsh and /shared/b.sqsh on FUSE.
 pub fn staging_cluster(name: &str, toml: &str) -> Cluster {

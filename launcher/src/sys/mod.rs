@@ -4,6 +4,7 @@
 
 mod inherited;
 mod leases;
+mod mapped;
 mod passing;
 
 use std::io;
@@ -15,6 +16,7 @@ use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid
 
 pub use inherited::{is_ignored, peer_uid};
 pub use leases::{is_open_elsewhere, is_written};
+pub use mapped::Mapped;
 pub use passing::{pass_descriptors, receive_descriptors};
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.
