@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,14 @@ use crate::sys::{self, Mapped};
 
 /// How much is moved at once; as much as a pipe can hold.
 const PIECE: u64 = 1 << 20;
-/// How many move pieces at once; each is at most two ahead of the digest.
-const READERS: u64 = 4;
+/// How many move pieces at once. A disk is fastest when it is read in order, a network when much is asked for at once.
+const READERS_OF_DISK: u64 = 1;
+const READERS_OF_NETWORK: u64 = 4;
+
+/// Of each thread.
+const STACK: usize = 128 << 10;
+/// How many pieces the disk is told to write at once.
+const BATCH: u64 = 8;
 
 /// Why there is no digest.
 #[derive(Debug)]
@@ -46,6 +52,7 @@ struct Work<'a> {
     source: &'a File,
     target: Option<&'a File>,
     size: u64,
+    readers: u64,
 }
 
 /// Computes the digest of the first `size` bytes, and writes them to `target`, which is open for reading, too.
@@ -56,33 +63,55 @@ pub fn copy(
     size: u64,
     advance: &mut dyn FnMut(u64),
 ) -> Result<Digest, CopyError> {
-    let work = Work { source, target, size };
+    let readers = if place::is_disk(source) { READERS_OF_DISK } else { READERS_OF_NETWORK };
+    let work = Work { source, target, size, readers };
     let threads = threads();
     // It only makes reading faster. More than that (WillNeed for the pieces to come) makes it slower on a local disk.
     let _ = fadvise(source, 0, None, Advice::Sequential);
     let _unbuffered = place::is_fuse(source).then(|| Unbuffered::new(source));
     let digest = std::thread::scope(|scope| {
-        // Each reader has every READERS-th piece, so that their order is known without asking.
+        // With four readers each has every fourth piece, so that their order is known without asking.
         let readers: Vec<Option<Reader>> =
-            (0..READERS).map(|first| work.start_reader(scope, first)).collect();
+            (0..work.readers).map(|first| work.start_reader(scope, first)).collect();
+        let written = target.filter(|_| size >= BATCH * PIECE).and_then(|target| start_writer(scope, target));
         let mut hasher = Sha256::new();
         for piece in 0..size.div_ceil(PIECE) {
-            let reader = &readers[(piece % READERS) as usize];
+            let reader = &readers[(piece % work.readers) as usize];
             let moved = match reader {
                 // A reader that is gone has sent its error before.
                 Some(reader) => reader.pieces.recv().map_err(|_| CopyError::Shorter)??,
                 None => work.transfer(piece, &mut None, Vec::new())?,
             };
-            work.hash(piece, &moved, &mut hasher).map_err(CopyError::Target)?;
-            advance(work.length(piece) as u64);
-            if let (Some(reader), Moved::Read(buffer)) = (reader, moved) {
-                let _ = reader.used.try_send(buffer);
+            if let (Some(written), 0) = (&written, (piece + 1) % BATCH) {
+                let _ = written.send(piece + 1 - BATCH);
+            }
+            let content: &[u8] = match &moved {
+                Moved::Read(content) => content,
+                Moved::Spliced(content) => content,
+            };
+            hasher.update(content);
+            advance(content.len() as u64);
+            if let Some(reader) = reader {
+                let _ = reader.hashed.try_send(moved);
             }
         }
         Ok(Digest::new(hasher.finalize().into()))
     });
     wait_for_end(threads);
     digest
+}
+
+/// Has the disk write each batch of pieces, by its first one, while we read on; the fsync at the end then has little left
+/// to wait for. In a thread of its own, because it waits where the disk has too much to do. None if the user may have
+/// no more threads.
+fn start_writer<'scope>(scope: &'scope Scope<'scope, '_>, target: &'scope File) -> Option<Sender<u64>> {
+    let (written, batches) = channel();
+    let write = move || {
+        for first in batches {
+            sys::start_writeback(target, first * PIECE, BATCH * PIECE);
+        }
+    };
+    Builder::new().stack_size(STACK).spawn_scoped(scope, write).ok().map(|_| written)
 }
 
 fn threads() -> usize {
@@ -117,19 +146,19 @@ impl Drop for Unbuffered<'_> {
     }
 }
 
-/// A piece that has been moved.
-enum Moved<'a> {
-    /// Through memory of ours: its content.
+/// The content of a piece that has been moved.
+enum Moved {
+    /// Through memory of ours.
     Read(Vec<u8>),
-    /// By the kernel: the copy, which has its content.
-    Spliced(&'a File),
+    /// By the kernel: the copy's.
+    Spliced(Mapped),
 }
 
-struct Reader<'a> {
+struct Reader {
     /// What it has moved.
-    pieces: Receiver<Result<Moved<'a>, CopyError>>,
-    /// Buffers that it can use again.
-    used: SyncSender<Vec<u8>>,
+    pieces: Receiver<Result<Moved, CopyError>>,
+    /// What is done with. The reader takes it apart, because the digest takes longest of all.
+    hashed: SyncSender<Moved>,
 }
 
 /// What the kernel moves a piece through.
@@ -150,26 +179,32 @@ impl Pipe {
 
 impl<'a> Work<'a> {
     /// None if the user may have no more threads; the caller then moves those pieces itself.
-    fn start_reader<'scope>(self, scope: &'scope Scope<'scope, '_>, first: u64) -> Option<Reader<'a>>
+    fn start_reader<'scope>(self, scope: &'scope Scope<'scope, '_>, first: u64) -> Option<Reader>
     where
         'a: 'scope,
     {
         if first * PIECE >= self.size {
             return None;
         }
-        let (sender, pieces) = sync_channel(1);
-        let (used, buffers) = sync_channel(2);
-        let reader = Builder::new().stack_size(128 << 10).spawn_scoped(scope, move || {
-            let mut pipe = Mapped::is_possible().then(Pipe::new).flatten();
-            for piece in (first..self.size.div_ceil(PIECE)).step_by(READERS as usize) {
-                let moved = self.transfer(piece, &mut pipe, buffers.try_recv().unwrap_or_default());
+        let mut pipe = if self.target.is_some() && Mapped::is_possible() { Pipe::new() } else { None };
+        // The digest has work while a disk pauses. Without a pipe the pieces are in memory of ours.
+        let behind = if pipe.is_some() { 16 } else { 1 };
+        let (sender, pieces) = sync_channel(behind);
+        let (hashed, old) = sync_channel(behind + 1);
+        let reader = Builder::new().stack_size(STACK).spawn_scoped(scope, move || {
+            for piece in (first..self.size.div_ceil(PIECE)).step_by(self.readers as usize) {
+                let buffer = match old.try_recv() {
+                    Ok(Moved::Read(buffer)) => buffer,
+                    _ => Vec::new(),
+                };
+                let moved = self.transfer(piece, &mut pipe, buffer);
                 let failed = moved.is_err();
                 if sender.send(moved).is_err() || failed {
                     return;
                 }
             }
         });
-        reader.ok().map(|_| Reader { pieces, used })
+        reader.ok().map(|_| Reader { pieces, hashed })
     }
 
     /// At most PIECE.
@@ -178,23 +213,24 @@ impl<'a> Work<'a> {
     }
 
     /// Moves a piece to the copy, or reads it if there is none.
-    fn transfer(&self, piece: u64, pipe: &mut Option<Pipe>, buffer: Vec<u8>) -> Result<Moved<'a>, CopyError> {
+    fn transfer(&self, piece: u64, pipe: &mut Option<Pipe>, buffer: Vec<u8>) -> Result<Moved, CopyError> {
         let Some(target) = self.target else { return self.read(piece, buffer).map(Moved::Read) };
-        let begin = piece * PIECE;
-        let spliced = pipe.as_ref().is_some_and(|pipe| self.splice(target, piece, pipe).is_ok());
-        let moved = if spliced {
-            Moved::Spliced(target)
-        } else {
+        let (begin, length) = (piece * PIECE, self.length(piece));
+        let spliced = pipe.as_ref().and_then(|pipe| {
+            self.splice(target, piece, pipe).ok()?;
+            Mapped::new(target, begin, length).ok()
+        });
+        match spliced {
+            Some(content) => Ok(Moved::Spliced(content)),
             // Not every file system can do that; and if it was an error, reading and writing tell whose. What is left
             // in the pipe is of no use.
-            *pipe = None;
-            let content = self.read(piece, buffer)?;
-            target.write_all_at(&content, begin).map_err(CopyError::Target)?;
-            Moved::Read(content)
-        };
-        // The disk works while we read on; the fsync at the end then has little left to wait for.
-        sys::start_writeback(target, begin, self.length(piece) as u64);
-        Ok(moved)
+            None => {
+                *pipe = None;
+                let content = self.read(piece, buffer)?;
+                target.write_all_at(&content, begin).map_err(CopyError::Target)?;
+                Ok(Moved::Read(content))
+            }
+        }
     }
 
     fn read(&self, piece: u64, mut buffer: Vec<u8>) -> Result<Vec<u8>, CopyError> {
@@ -220,22 +256,6 @@ impl<'a> Work<'a> {
                 let rest = (read - written) as usize;
                 retry_on_intr(|| splice(&pipe.out, None, target, Some(&mut written), rest, flags))?;
             }
-        }
-        Ok(())
-    }
-
-    fn hash(&self, piece: u64, moved: &Moved, hasher: &mut Sha256) -> io::Result<()> {
-        match moved {
-            Moved::Read(content) => hasher.update(content),
-            Moved::Spliced(target) => match Mapped::new(target, piece * PIECE, self.length(piece)) {
-                Ok(content) => hasher.update(&content[..]),
-                // Not every file system can do that either; and if it was an error, reading tells which.
-                Err(_) => {
-                    let mut content = vec![0; self.length(piece)];
-                    target.read_exact_at(&mut content, piece * PIECE)?;
-                    hasher.update(&content);
-                }
-            },
         }
         Ok(())
     }

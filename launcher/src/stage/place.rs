@@ -73,6 +73,11 @@ pub fn is_memory(file: impl AsFd) -> bool {
     magic(file).is_some_and(|magic| MEMORY_MAGIC.contains(&magic))
 }
 
+/// Whether it lies on a disk of this node. Other file systems have a number without a driver.
+pub fn is_disk(file: impl AsFd) -> bool {
+    fstat(file).is_ok_and(|stat| major(stat.st_dev) != 0)
+}
+
 /// Whether a process serves it.
 pub fn is_fuse(file: impl AsFd) -> bool {
     magic(file) == Some(FUSE_MAGIC)

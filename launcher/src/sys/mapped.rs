@@ -34,6 +34,9 @@ impl Mapped {
     }
 }
 
+// SAFETY: a place in memory that any thread may read and give back.
+unsafe impl Send for Mapped {}
+
 impl Deref for Mapped {
     type Target = [u8];
 
