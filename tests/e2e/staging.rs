@@ -203,17 +203,17 @@ fn a_source_that_changes_is_noticed() {
         let inject = format!("-e trace=splice -e inject=splice:delay_enter={delay}");
         format!("strace -f -o /dev/null {inject} mizzen stage {image}")
     };
-    let shown = cluster.run(&slow(450_000, "/shared/a.mid"));
+    let shown = cluster.run(&slow(50_000, "/shared/a.mid"));
     assert!(shown.stderr.contains("mizzen: ctl: /shared/a.mid: copying to the node: "), "{}", shown.text());
     let b = digest_of(&cluster, "/shared/b.mid");
     let replaced = cluster.run(&format!(
         "cp /shared/a.mid /shared/x; {} & sleep 0.8; cp /shared/b.mid /shared/y; mv /shared/y /shared/x; wait",
-        slow(300_000, "/shared/x")
+        slow(40_000, "/shared/x")
     ));
     assert!(replaced.stdout.contains(&format!("/shared/x: {b} copied")), "{}", replaced.text());
     let written = cluster.run(&format!(
         "cp /shared/a.mid /shared/z; (while :; do echo x >> /shared/z; sleep 0.1; done) & {}; kill %1",
-        slow(100_000, "/shared/z")
+        slow(20_000, "/shared/z")
     ));
     assert!(written.stderr.contains("mizzen: /shared/z: it changes while it is read"), "{}", written.text());
     assert_eq!(copies(&cluster).len(), 2);

@@ -32,6 +32,9 @@ const READERS_OF_NETWORK: u64 = 4;
 
 /// Of each thread.
 const STACK: usize = 128 << 10;
+/// How much of a piece is written at once, as cp does. For more the kernel takes large blocks of memory; those that were free
+/// for long a virtual machine has given back to its host, and gets again slowly.
+const WRITTEN_AT_ONCE: u64 = 64 << 10;
 /// How many pieces the disk is told to write at once.
 const BATCH: u64 = 8;
 
@@ -253,7 +256,7 @@ impl<'a> Work<'a> {
                 return Err(Errno::NODATA);
             }
             while written < read {
-                let rest = (read - written) as usize;
+                let rest = (read - written).min(WRITTEN_AT_ONCE) as usize;
                 retry_on_intr(|| splice(&pipe.out, None, target, Some(&mut written), rest, flags))?;
             }
         }
