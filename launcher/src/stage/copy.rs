@@ -1,8 +1,8 @@
 //! Reads an image once, from its beginning to its end: its digest is computed, and what is read is written to a copy.
 //! Runs as the user on the host.
 //!
-//! Several threads move large pieces at once, because parallel file systems are fast only then; the calling thread
-//! hashes the pieces in their order. All threads have ended when the function returns.
+//! Threads move large pieces, several at once from a network, because parallel file systems are fast only then; the caller's
+//! hashes the pieces in their order. All of them have ended when the function returns.
 //!
 //! Where the kernel can, it moves a piece itself, through a pipe, and the digest is that of the copy, which is then in
 //! memory: the content is copied once. Elsewhere it is read into memory of ours, hashed, and written: twice.
@@ -32,8 +32,8 @@ const READERS_OF_NETWORK: u64 = 4;
 
 /// Of each thread.
 const STACK: usize = 128 << 10;
-/// How much of a piece is written at once, as cp does. For more the kernel takes large blocks of memory; those that were free
-/// for long a virtual machine has given back to its host, and gets again slowly.
+/// How much of a piece is written at once, as cp does. With whole pieces a copy took nearly twice as long in a virtual
+/// machine that gives free memory back to its host; presumably because the kernel then takes larger blocks of memory.
 const WRITTEN_AT_ONCE: u64 = 64 << 10;
 /// How many pieces the disk is told to write at once.
 const BATCH: u64 = 8;
@@ -190,7 +190,8 @@ impl<'a> Work<'a> {
             return None;
         }
         let mut pipe = if self.target.is_some() && Mapped::is_possible() { Pipe::new() } else { None };
-        // The digest has work while a disk pauses. Without a pipe the pieces are in memory of ours.
+        // The digest has work while a disk pauses. Without a pipe the pieces are in memory of ours; also, which is rare, where
+        // the pipe turns out to be of no use: 17 of each reader at most.
         let behind = if pipe.is_some() { 16 } else { 1 };
         let (sender, pieces) = sync_channel(behind);
         let (hashed, old) = sync_channel(behind + 1);
