@@ -249,7 +249,7 @@ fn power_loss_leaves_no_wrong_copy() {
     assert_eq!(made.code, 0, "{}", made.text());
     cluster.run(
         "mkdir images; for i in 1 2 3 4 5 6; do head -c ${i}500000 /dev/urandom | cat /shared/a.sqsh - > images/$i; done; \
-         (while [ ! -e stop ]; do for i in images/*; do mizzen stage $i; done; mizzen cache remove --all; done) > /dev/null 2>&1 &",
+         (while [ ! -e stop ]; do for i in images/*; do mizzen stage $i; done; mizzen cache remove --all; done; touch stopped) > /dev/null 2>&1 &",
     );
     let losses = 20;
     let mut found = 0;
@@ -262,7 +262,7 @@ fn power_loss_leaves_no_wrong_copy() {
         signal_server(&cluster, "ctl", "CONT");
         assert_eq!(saved.code, 0, "{}", saved.text());
     }
-    cluster.run("touch stop; while pgrep -u alice -x mizzen; do sleep 0.1; done");
+    cluster.run("touch stop; until [ -e stopped ]; do sleep 0.1; done");
     let unmounted = cluster.run_as_root("umount /disk");
     assert_eq!(unmounted.code, 0, "{}", unmounted.text());
     for loss in 0..losses {
