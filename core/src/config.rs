@@ -15,7 +15,7 @@ use crate::failure::{cause, quote};
 use crate::kernel_mount::KernelMounts;
 use crate::options::{MountOption, MountSource};
 use crate::settings::{Fabric, Gpu, Key, Mpi, Settings, Writable};
-use crate::staging::{Amount, Policy};
+use crate::staging::{Amount, Policy, Verify};
 
 /// Where the file is unless plugstack.conf says `config=PATH`.
 pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
@@ -55,6 +55,8 @@ pub struct Config {
     pub stage_directory: PathBuf,
     /// Where all users of the node share copies that root makes for them; empty where each user has his own.
     pub stage_shared: PathBuf,
+    /// When a copy that is there is read before it is used.
+    pub stage_verify: Verify,
     /// How much the copies of one user may take, as for [`Amount::parse`].
     pub stage_max_size: String,
     /// How much of the file system the copies leave free.
@@ -88,6 +90,7 @@ impl Default for Config {
             stage: Policy::Auto,
             stage_directory: "/var/tmp".into(),
             stage_shared: PathBuf::new(),
+            stage_verify: Verify::Pinned,
             stage_max_size: "50%".to_owned(),
             stage_keep_free: "10%".to_owned(),
             gpu: Gpu::Auto,

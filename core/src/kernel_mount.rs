@@ -38,6 +38,8 @@ pub struct KernelMounts {
 pub struct SourceFile {
     /// Where it lies, in root's own mount namespace.
     pub path: PathBuf,
+    /// What is mounted there: type and source of the file system.
+    pub mount: String,
     /// Its owner.
     pub owner: u32,
     /// Its permissions.
@@ -115,7 +117,13 @@ mod tests {
 
     #[test]
     fn limits_admit_what_they_say_and_nothing_else() {
-        let file = SourceFile { path: "/sw/images/tf.sqsh".into(), owner: 0, mode: 0o644, links: 1 };
+        let file = SourceFile {
+            path: "/sw/images/tf.sqsh".into(),
+            mount: String::new(),
+            owner: 0,
+            mode: 0o644,
+            links: 1,
+        };
         let both = mounts(&[0, 500], &["/sw/images"]);
         assert_eq!(both.refusal(&file), None);
         let cases = [

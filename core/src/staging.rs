@@ -64,6 +64,19 @@ impl Policy {
     }
 }
 
+/// When a copy that is there is read as a whole, and its digest compared, before it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// Never: its inode tells whether anybody has written to it, but not what a disk has lost.
+    Never,
+    /// When the user asks for an image by its digest.
+    #[default]
+    Pinned,
+    /// At every start.
+    Always,
+}
+
 /// An amount of storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {

@@ -31,12 +31,12 @@ use nix::unistd::{geteuid, getpid};
 use rustix::fs::{FileType, Mode, OFlags, fstat, mkdirat, openat};
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount, unmount,
 };
 
 use crate::stage::cache::Cache;
-use crate::stage::shared::{MOUNT_COPY, STAGE_AND_MOUNT, Word, receive_bytes};
+use crate::stage::shared::{MOUNT_COPY, STAGE_AND_MOUNT, VERIFY, Word, receive_bytes};
 use crate::stage::{Staging, store};
 use crate::{report, sys};
 
@@ -108,8 +108,24 @@ struct Given {
 }
 
 impl Launcher {
-    /// Answers what comes through the socket until the launcher ends.
+    /// Answers what comes through the socket until the launcher ends. The process ends after that.
+    ///
+    /// What was refused is not closed by us. To close a descriptor may mean to wait, for as long as the user likes: for a file
+    /// system that is a process of the user's, or for a connection that he has told to linger. The end of a process does not
+    /// linger; and what may still wait then must find nothing of value in our hands, such as a copy that could not be
+    /// removed, or our own socket, in which what keeps that file system going may lie.
     pub fn serve(self, user: u32, config: &Config) {
+        let may_mount = self.may_mount;
+        let refused = self.answer_all(user, config);
+        if !refused.is_empty() && may_mount {
+            // In the step's own namespace. What the launcher has made of it is not touched.
+            let _ = unmount(config.stage_shared.join(MOUNT), UnmountFlags::DETACH);
+        }
+        std::mem::forget(refused);
+    }
+
+    /// Returns what it has refused.
+    fn answer_all(self, user: u32, config: &Config) -> Vec<OwnedFd> {
         // What it makes, all users see.
         umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
         let _ = setsockopt(&self.socket, SendTimeout, &TimeVal::seconds(SEND_SECONDS));
@@ -117,51 +133,50 @@ impl Launcher {
         let (mut given, mut mounted) = (None::<Given>, false);
         for _ in 0..REQUESTS {
             if !self.waits_for(&self.socket, patience) {
-                return;
+                break;
             }
-            let mut request = [0];
+            let mut request = [0; 2];
             let passed = match sys::receive_descriptors(&self.socket, &mut request, MsgFlags::empty()) {
-                Ok((1, passed)) => passed,
+                Ok((1 | 2, passed)) => passed,
                 Ok((_, passed)) => return self.refuse("nothing is asked", false, passed),
-                Err(_) => return,
+                Err(_) => break,
             };
-            if request == [MOUNT_COPY] && passed.is_empty() {
+            if request[0] == MOUNT_COPY && passed.is_empty() {
                 let nothing = || Word::NotMounted("there is nothing more to mount".to_owned());
                 let word = given.take().filter(|_| !mounted).map_or_else(nothing, Given::mount);
                 mounted |= word == Word::Mounted;
                 if word.send(&self.socket, None).is_err() {
-                    return;
+                    break;
                 }
                 continue;
             }
             // A container has one root.
-            let mounts = request == [STAGE_AND_MOUNT] && !mounted;
+            let wish =
+                Wish { mounts: request[0] == STAGE_AND_MOUNT && !mounted, verify: request[1] == VERIFY };
             let looked = match passed.as_slice() {
                 [source] => look_at(source),
                 _ => Err("it does not come alone".to_owned()),
             };
             let (looked, source) = match (looked, passed) {
                 (Ok(looked), mut passed) => (looked, passed.pop().map(File::from)),
-                (Err(why), passed) => return self.refuse(&why, mounts, passed),
+                (Err(why), passed) => return self.refuse(&why, wish.mounts, passed),
             };
-            let Some(source) = source else { return };
-            match answer(&self, user, config, mounts, &source, looked) {
+            let Some(source) = source else { break };
+            match answer(&self, user, config, wish, &source, looked) {
                 Some(copy) => given = copy,
-                None => return,
+                None => break,
             }
         }
+        Vec::new()
     }
 
-    /// Says no to what is not to be touched, and to everything that may come after it. To close a file may mean to wait for
-    /// its file system, and that may be a process of the user's. What keeps that process going must not lie
-    /// in our own socket then.
-    fn refuse(self, why: &str, mounts: bool, passed: Vec<OwnedFd>) {
+    /// Says no to what is not to be touched, and to everything that may come after it.
+    fn refuse(&self, why: &str, mounts: bool, passed: Vec<OwnedFd>) -> Vec<OwnedFd> {
         if mounts {
             let _ = Word::NotMounted(why.to_owned()).send(&self.socket, None);
         }
         let _ = Word::NoCopy(why.to_owned()).send(&self.socket, None);
-        drop(self);
-        drop(passed);
+        passed
     }
 
     /// Waits for something to read. False if the launcher has ended, or the time is over.
@@ -180,12 +195,21 @@ impl Launcher {
     }
 }
 
+/// What a launcher wants of a copy.
+#[derive(Clone, Copy)]
+struct Wish {
+    /// To have it mounted afterwards.
+    mounts: bool,
+    /// That it is read first, if it is there already.
+    verify: bool,
+}
+
 /// Gives out a copy. None if nobody listens any more; the inner None if there is no copy, which the launcher has been told.
 fn answer(
     launcher: &Launcher,
     user: u32,
     config: &Config,
-    mounts: bool,
+    wish: Wish,
     source: &File,
     file: SourceFile,
 ) -> Option<Option<Given>> {
@@ -199,7 +223,7 @@ fn answer(
         config.mount.refusal(&file)
     };
     // Before the copy: where the launcher wants a mount or nothing, there will be nothing.
-    if let (true, Some(why)) = (mounts, &refusal) {
+    if let (true, Some(why)) = (wish.mounts, &refusal) {
         say(Word::NotMounted(why.clone()))?;
     }
     let opened = Cache::open_shared(&config.stage_shared)
@@ -209,7 +233,9 @@ fn answer(
         Err(failure) => return say(Word::NoCopy(failure.message)).map(|()| None),
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let order = store::Order { path: &file.path, file: source, boot: boot.trim(), user };
+    let verify = wish.verify;
+    let mount = format!("{} {}", boot.trim(), file.mount);
+    let order = store::Order { path: &file.path, file: source, mount: &mount, user, verify };
     let copy = stage(launcher, &cache, &order, &staging)?;
     Some(copy.map(|copy| Given { copy, cache, refusal }))
 }
@@ -234,31 +260,31 @@ fn look_at(file: &OwnedFd) -> Result<SourceFile, String> {
     let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
     // Names of mount points are bytes, and users may choose them.
     let mounts = fs::read("/proc/self/mountinfo").map_err(|error| cause(&error))?;
-    check_mount(mount.unwrap_or_default(), &String::from_utf8_lossy(&mounts))?;
+    let mount = check_mount(mount.unwrap_or_default(), &String::from_utf8_lossy(&mounts))?;
     let found = fstat(file).map_err(|errno| cause(&errno.into()))?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
         return Err("it is not a file".to_owned());
     }
     // The path on a mount of this namespace, which no user can have made.
     let path = fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|error| cause(&error))?;
-    Ok(SourceFile { path, owner: found.st_uid, mode: found.st_mode, links: found.st_nlink })
+    Ok(SourceFile { path, mount, owner: found.st_uid, mode: found.st_mode, links: found.st_nlink })
 }
 
-/// A file's identity means something only on a file system that root has mounted. A user who mounts his own, in his own
-/// namespace or through FUSE, chooses all of it.
-fn check_mount(id: &str, mounts: &str) -> Result<(), String> {
+/// What is mounted there: type and source. A file's identity means something only on a file system that root has mounted.
+/// A user who mounts his own, in his own namespace or through FUSE, chooses all of it.
+fn check_mount(id: &str, mounts: &str) -> Result<String, String> {
     let line = mounts.lines().find(|line| line.split(' ').next() == Some(id) && !id.is_empty());
     let line = line.ok_or("it does not lie on a mount of the node")?;
     // 36 35 98:0 /root /place options [optional fields] - type source super-options
     let mut rest = line.split_once(" - ").map_or("", |(_, rest)| rest).split(' ');
-    let (kind, options) = (rest.next().unwrap_or_default(), rest.nth(1).unwrap_or_default());
+    let [kind, source, options] = [(); 3].map(|()| rest.next().unwrap_or_default());
     if PSEUDO.split(' ').any(|pseudo| pseudo == kind) {
         return Err(format!("it lies on {kind}"));
     }
     if kind.starts_with("fuse") && !options.split(',').any(|option| option == "user_id=0") {
         return Err("it lies on a file system that a user serves".to_owned());
     }
-    Ok(())
+    Ok(format!("{kind} {source} "))
 }
 
 /// Has the storekeeper find or make the copy, which tells the launcher itself how that goes, and gives it the copy. None if
@@ -416,7 +442,8 @@ mod tests {
 
     #[test]
     fn files_count_only_on_mounts_of_roots() {
-        assert!(check_mount("36", MOUNTS).is_ok() && check_mount("40", MOUNTS).is_ok());
+        assert_eq!(check_mount("36", MOUNTS).unwrap(), "ext4 /dev/sda ");
+        assert_eq!(check_mount("40", MOUNTS).unwrap(), "fuse.bindfs /x ");
         for (id, why) in [
             ("41", "a user serves"),
             ("43", "a user serves"),

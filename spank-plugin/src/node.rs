@@ -165,7 +165,7 @@ pub fn log_outcome() -> Result<(), Failure> {
     for outcome in outcomes {
         match outcome {
             Outcome::Failed(why) => spank::inform(&why),
-            Outcome::Ready(times) => spank::debug(&times),
+            Outcome::Ready(times) => spank::inform(&times),
         }
     }
     Ok(())

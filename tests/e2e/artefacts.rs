@@ -59,7 +59,6 @@ fn the_plugin_needs_only_what_every_slurm_and_old_systems_have() {
         }
     }
     let expected = BTreeSet::from([
-        "slurm_debug",
         "slurm_error",
         "slurm_info",
         "spank_context",

@@ -6,10 +6,19 @@ use crate::image::shown;
 use crate::progress::Progress;
 use crate::report_note;
 
+/// What takes its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// A copy is made.
+    Copying,
+    /// One that is there is read.
+    Verifying,
+}
+
 /// Who is told how a copy goes on.
 pub trait Audience {
-    /// So many bytes are copied.
-    fn copied(&mut self, done: u64, total: u64);
+    /// So many bytes are done.
+    fn advance(&mut self, doing: Doing, done: u64, total: u64);
     /// Something that is no failure.
     fn note(&mut self, text: &str);
 }
@@ -17,7 +26,7 @@ pub trait Audience {
 /// The user's terminal, or the output of his job.
 pub struct Terminal<'a> {
     path: &'a Path,
-    progress: Option<(Progress, u64)>,
+    progress: Option<(Progress, Doing, u64)>,
 }
 
 impl<'a> Terminal<'a> {
@@ -28,13 +37,16 @@ impl<'a> Terminal<'a> {
 }
 
 impl Audience for Terminal<'_> {
-    fn copied(&mut self, done: u64, total: u64) {
-        // A second attempt begins anew.
-        let shown = self.progress.take().filter(|(_, shown)| *shown <= done);
-        let (mut progress, shown) =
-            shown.unwrap_or_else(|| (progress(self.path, "copying to the node", total), 0));
+    fn advance(&mut self, doing: Doing, done: u64, total: u64) {
+        let what = match doing {
+            Doing::Copying => "copying to the node",
+            Doing::Verifying => "verifying the copy on the node",
+        };
+        // Other work, and a second attempt, begin anew.
+        let shown = self.progress.take().filter(|(_, before, shown)| *before == doing && *shown <= done);
+        let (mut progress, _, shown) = shown.unwrap_or_else(|| (progress(self.path, what, total), doing, 0));
         progress.advance(done - shown);
-        self.progress = Some((progress, done));
+        self.progress = Some((progress, doing, done));
     }
 
     fn note(&mut self, text: &str) {

@@ -33,12 +33,13 @@ use nix::unistd::geteuid;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat, unlinkat};
 use serde::{Deserialize, Serialize};
 
-use super::cache::{Cache, Identity, describe};
-use super::copy::copy;
+use super::cache::{Cache, describe};
+use super::copy::verify;
 use super::lock::Lock;
+use super::obtain::{publish, staged};
+use super::source::{Identity, Original};
 use super::{
-    Audience, Original, Staging, Terminal, Trouble, changing, is_still_there, node, note, progress,
-    repeatedly, staged, wanted,
+    Audience, Staging, Terminal, Trouble, changing, is_still_there, node, note, progress, repeatedly, wanted,
 };
 use crate::image::{Kind, Opened, shown};
 use crate::progress::Progress;
@@ -157,7 +158,7 @@ fn copied_here(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result
     }
     let cache = wanted(&opened.file, staging).map_err(|failure| Trouble::Cache(failure.message))?;
     let cache = cache.ok_or_else(|| Trouble::Cache("no copies are made here".to_owned()))?;
-    let source = Original::of_user(&opened)?;
+    let source = Original::of_user(&opened, staging.verifies(pin))?;
     let (file, digest, _) = staged(&cache, &source, staging, &mut Terminal::new(&opened.path))?;
     if !is_still_there(&opened) {
         return Err(Trouble::Source(changing(&opened.path)));
@@ -222,8 +223,12 @@ impl Step {
         let (reader, writer) = std::io::pipe().map_err(failed)?;
         let mut command = Command::new(self.programs.join("sbcast"));
         command.arg(format!("--jobid={}", self.name)).args([file, target]);
-        // A file that is there already is not ours to write to.
-        command.env_remove("SBCAST_FORCE").stdin(Stdio::null());
+        // A file that is there already is not ours to write to. Its own times would make it look like one that was left
+        // behind; and a program's libraries are of no use here.
+        for name in ["SBCAST_FORCE", "SBCAST_PRESERVE", "SBCAST_SEND_LIBS"] {
+            command.env_remove(name);
+        }
+        command.stdin(Stdio::null());
         let pid = sys::spawn_child(move || {
             let _ = set_pdeathsig(Signal::SIGTERM);
             let Ok(output) = writer.try_clone() else { return 125 };
@@ -356,21 +361,15 @@ impl Delivery {
         };
         let mut progress = progress(source.path, "verifying what srun has sent", identity.size);
         let mut say = lock.teller(identity.size);
-        let found = copy(&arrived.file, None, identity.size, &mut |bytes| {
+        verify(&arrived.file, digest, identity.size, &mut |bytes| {
             progress.advance(bytes);
             say(bytes);
-        });
-        match found {
-            Ok(found) if found == digest => {}
-            Ok(_) => return Err("it was damaged on its way".to_owned()),
-            Err(error) => return Err(format!("it cannot be read: {error:?}")),
-        }
+        })?;
         let unchanged = Identity::at(source.path).is_ok_and(|now| now == *identity);
         if !unchanged {
             return Err(changing(source.path).message);
         }
-        let file = cache.publish(arrived, digest, identity.size).map_err(describe)?;
-        super::conclude(cache, source, digest, tell);
+        let file = publish(cache, source, arrived, digest, tell).map_err(describe)?;
         Ok(Some((file, digest)))
     }
 }

@@ -27,12 +27,12 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::geteuid;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW,
-    UTIME_OMIT, fchmod, flock, fstat, fsync, futimens, linkat, mkdirat, openat, renameat, statat, unlinkat,
+    UTIME_OMIT, fchmod, flock, fstat, fsync, ftruncate, futimens, linkat, mkdirat, openat, renameat, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
+use super::source::{Identity, Manifest};
 use crate::image::shown;
 use crate::sys;
 
@@ -52,78 +52,6 @@ const UNTOUCHED: i64 = 1;
 const MODE: u32 = 0o400;
 /// A longer manifest is none of ours.
 const MANIFEST_LIMIT: u64 = 64 << 10;
-
-/// What a file is, as far as one can see without reading it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    /// The boot of the node for which the device's number holds; empty where nobody could make use of another's.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub boot: String,
-    pub dev: u64,
-    pub ino: u64,
-    pub size: u64,
-    pub mtime: (i64, u64),
-    pub ctime: (i64, u64),
-}
-
-impl Identity {
-    /// Of an open file.
-    pub fn of(file: impl AsFd) -> io::Result<Identity> {
-        Ok(Identity::from_stat(&fstat(file)?))
-    }
-
-    /// Of whatever has this path now.
-    pub fn at(path: &Path) -> io::Result<Identity> {
-        Ok(Identity::from_stat(&statat(CWD, path, AtFlags::empty())?))
-    }
-
-    fn from_stat(stat: &Stat) -> Identity {
-        Identity {
-            boot: String::new(),
-            dev: stat.st_dev,
-            ino: stat.st_ino,
-            size: u64::try_from(stat.st_size).unwrap_or(0),
-            mtime: (stat.st_mtime, stat.st_mtime_nsec),
-            ctime: (stat.st_ctime, stat.st_ctime_nsec),
-        }
-    }
-
-    /// Whether it is the same as another machine sees it, where devices have other numbers, and on some file systems
-    /// inodes too.
-    pub fn is_same_elsewhere(&self, other: &Identity) -> bool {
-        (self.size, self.mtime, self.ctime) == (other.size, other.mtime, other.ctime)
-    }
-
-    /// Names it in the cache.
-    pub fn key(&self) -> String {
-        let Identity { boot, dev, ino, size, mtime, ctime } = self;
-        let text = format!("{boot}{dev} {ino} {size} {mtime:?} {ctime:?}");
-        Digest::new(Sha256::digest(text).into()).hex()[..32].to_owned()
-    }
-}
-
-/// What is known of a source.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Manifest {
-    /// Its path, for people.
-    pub source: String,
-    pub identity: Identity,
-    pub digest: String,
-    /// When it was copied, in seconds since 1970.
-    pub staged: u64,
-    /// For whom root has copied it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user: Option<u32>,
-}
-
-impl Manifest {
-    /// For a source that has just been copied.
-    pub fn new(source: &Path, identity: &Identity, digest: Digest, user: Option<u32>) -> Manifest {
-        let staged = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-        let source = source.to_string_lossy().into_owned();
-        Manifest { source, identity: identity.clone(), digest: digest.to_string(), staged, user }
-    }
-}
 
 /// A directory of copies.
 pub struct Cache {
@@ -277,8 +205,14 @@ impl Cache {
         let _ = renameat(&self.dir, name, &self.dir, aside.as_str());
     }
 
-    /// A new file on the cache's disk.
-    pub fn begin(&self) -> Result<Unfinished, Errno> {
+    /// A new file on the cache's disk, which has the size of the copy from the beginning: others see what is still to come.
+    pub fn begin(&self, size: u64) -> Result<Unfinished, Errno> {
+        let unfinished = self.create()?;
+        ftruncate(&unfinished.file, size)?;
+        Ok(unfinished)
+    }
+
+    fn create(&self) -> Result<Unfinished, Errno> {
         let mode = Mode::from_raw_mode(MODE);
         // A nameless file gets its name through /proc, which the storekeeper does not see.
         let nameless = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;

@@ -12,9 +12,11 @@ use nix::unistd::geteuid;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_OMIT, flock, fstat, futimens};
 use serde_json::{Value, json};
 
-use super::cache::{Cache, Manifest, SOURCE, in_use, why_broken};
+use super::cache::{Cache, SOURCE, in_use, why_broken};
+use super::copy::verify;
 use super::room::{self, Copy, megabytes};
 use super::shared::Keeper;
+use super::source::Manifest;
 use super::{Place, Staging, progress};
 use crate::image::Kind;
 use crate::pipeline::named_image;
@@ -112,16 +114,12 @@ impl Commands {
             return Some(Err(format!("broken: {why}")));
         }
         let mut progress: Progress = progress(&self.cache.path.join(&copy.name), "verifying", copy.size);
-        let found = super::copy::copy(&file, None, copy.size, &mut |bytes| progress.advance(bytes));
+        let found = verify(&file, copy.digest, copy.size, &mut |bytes| progress.advance(bytes));
         // To be verified is not to be used.
         let used = Timespec { tv_sec: copy.used.0, tv_nsec: copy.used.1 as _ };
         let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let _ = futimens(&file, &Timestamps { last_access: used, last_modification: same });
-        Some(match found {
-            Ok(digest) if digest == copy.digest => Ok(()),
-            Ok(digest) => Err(format!("broken: its content is {digest}")),
-            Err(error) => Err(format!("broken: cannot be read: {error:?}")),
-        })
+        Some(found.map_err(|why| format!("broken: {why}")))
     }
 
     /// Keeps the limits, and removes what belongs to no copy.

@@ -16,6 +16,7 @@ use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use mizzen_core::Digest;
+use mizzen_core::failure::cause;
 use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
@@ -29,6 +30,9 @@ const PIECE: u64 = 1 << 20;
 /// How many move pieces at once. A disk is fastest when it is read in order, a network when much is asked for at once.
 const READERS_OF_DISK: u64 = 1;
 const READERS_OF_NETWORK: u64 = 4;
+
+/// How many pieces all of them together are ahead of the digest.
+const AHEAD: usize = 16;
 
 /// Of each thread.
 const STACK: usize = 128 << 10;
@@ -104,6 +108,18 @@ pub fn copy(
     digest
 }
 
+/// Reads a file and compares its content with what it should be. The error is what is wrong with it.
+pub fn verify(file: &File, digest: Digest, size: u64, advance: &mut dyn FnMut(u64)) -> Result<(), String> {
+    match copy(file, None, size, advance) {
+        Ok(found) if found == digest => Ok(()),
+        Ok(found) => Err(format!("its content is {found}")),
+        Err(CopyError::Shorter) => Err("it has become shorter".to_owned()),
+        Err(CopyError::Source(error) | CopyError::Target(error)) => {
+            Err(format!("it cannot be read: {}", cause(&error)))
+        }
+    }
+}
+
 /// Has the disk write each batch of pieces, by its first one, while we read on; the fsync at the end then has little left
 /// to wait for. In a thread of its own, because it waits where the disk has too much to do. None if the user may have
 /// no more threads.
@@ -171,11 +187,11 @@ struct Pipe {
 }
 
 impl Pipe {
-    /// None if there can be no more pipes.
+    /// None if there can be no more pipes, or none of that size.
     fn new() -> Option<Pipe> {
         let (out, into) = pipe_with(PipeFlags::CLOEXEC).ok()?;
-        // A smaller one is slower.
-        let _ = fcntl_setpipe_size(&into, PIECE as usize);
+        // Whose processes have many pipes gets small ones, with which it is faster to read and write.
+        fcntl_setpipe_size(&into, PIECE as usize).ok()?;
         Some(Pipe { out, into })
     }
 }
@@ -191,8 +207,8 @@ impl<'a> Work<'a> {
         }
         let mut pipe = if self.target.is_some() && Mapped::is_possible() { Pipe::new() } else { None };
         // The digest has work while a disk pauses. Without a pipe the pieces are in memory of ours; also, which is rare, where
-        // the pipe turns out to be of no use: 17 of each reader at most.
-        let behind = if pipe.is_some() { 16 } else { 1 };
+        // the pipe turns out to be of no use.
+        let behind = if pipe.is_some() { AHEAD / self.readers as usize } else { 1 };
         let (sender, pieces) = sync_channel(behind);
         let (hashed, old) = sync_channel(behind + 1);
         let reader = Builder::new().stack_size(STACK).spawn_scoped(scope, move || {
@@ -222,6 +238,7 @@ impl<'a> Work<'a> {
         let (begin, length) = (piece * PIECE, self.length(piece));
         let spliced = pipe.as_ref().and_then(|pipe| {
             self.splice(target, piece, pipe).ok()?;
+            // Nobody else can write to the copy.
             Mapped::new(target, begin, length).ok()
         });
         match spliced {
@@ -258,7 +275,9 @@ impl<'a> Work<'a> {
             }
             while written < read {
                 let rest = (read - written).min(WRITTEN_AT_ONCE) as usize;
-                retry_on_intr(|| splice(&pipe.out, None, target, Some(&mut written), rest, flags))?;
+                if retry_on_intr(|| splice(&pipe.out, None, target, Some(&mut written), rest, flags))? == 0 {
+                    return Err(Errno::IO);
+                }
             }
         }
         Ok(())

@@ -29,7 +29,15 @@ pub fn attempt(cache: &Cache, name: &str) -> Result<Turn, String> {
     let failed = |errno| format!("{}: cannot lock: {}", cache.path.join(name).display(), describe(errno));
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     loop {
-        let file = File::from(openat(&cache.dir, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?);
+        let file = match openat(&cache.dir, name, flags, Mode::from_raw_mode(0o600)) {
+            Ok(file) => File::from(file),
+            // Somebody looks whether it is in use (`sys::is_open_elsewhere`): a matter of microseconds.
+            Err(Errno::AGAIN) => {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            Err(errno) => return Err(failed(errno)),
+        };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Ok(Turn::Held(text_of(&file))),

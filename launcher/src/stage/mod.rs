@@ -13,30 +13,35 @@ pub mod cache;
 pub mod commands;
 mod copy;
 mod lock;
+mod obtain;
 mod place;
 mod room;
 pub mod shared;
+mod source;
 pub mod store;
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use mizzen_core::failure::cause;
-use mizzen_core::staging::Policy;
+use mizzen_core::staging::{Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
-use rustix::io::Errno;
+use nix::sys::signal::Signal;
 
 use crate::image::{self, Kind, Opened, shown};
+use crate::sys;
 use audience::{Audience, Terminal, node, note, progress};
 use broadcast::Delivery;
-use cache::{Cache, Identity, Manifest, describe};
+use cache::Cache;
 use copy::{CopyError, copy};
-use lock::{Lock, Turn};
+use obtain::staged;
 pub use room::Limits;
 use shared::Keeper;
+use source::{Identity, Original};
 
 /// What the site and the user say about staging.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +49,7 @@ pub struct Staging {
     /// When to copy.
     pub policy: Policy,
     directory: PathBuf,
+    verify: Verify,
     limits: Limits,
     network: Vec<String>,
     /// What srun has sent to this node.
@@ -62,6 +68,7 @@ impl Staging {
         Ok(Staging {
             policy,
             directory,
+            verify: config.stage_verify,
             limits,
             network,
             deliveries: Vec::new(),
@@ -83,6 +90,15 @@ impl Staging {
     /// The same for what is mounted in a container beside its root.
     pub fn for_data(&self) -> Staging {
         Staging { mounts: false, ..self.clone() }
+    }
+
+    /// Whether a copy that is there is read before it is used.
+    fn verifies(&self, pin: Option<Digest>) -> bool {
+        match self.verify {
+            Verify::Never => false,
+            Verify::Pinned => pin.is_some(),
+            Verify::Always => true,
+        }
     }
 
     /// Uses everything where it is.
@@ -124,10 +140,6 @@ enum Trouble {
 
 /// A source that changes, or a file server that forgets, gets so many chances.
 const ATTEMPTS: u32 = 3;
-/// Who waits for another's copy says so after a while,
-const PATIENT: Duration = Duration::from_secs(5);
-/// and gives up when that makes no progress for so long.
-const STALLED: Duration = Duration::from_secs(60);
 
 /// Finds, copies and checks an image as is wanted. If `pin` is given it has that content, or this fails.
 pub fn image(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Ready, Failure> {
@@ -142,6 +154,8 @@ pub fn image(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Read
 
 /// Opens an image and does something with it, a few times if the source makes trouble.
 fn repeatedly<T>(path: &Path, work: impl Fn(Opened) -> Result<T, Trouble>) -> Result<T, Trouble> {
+    // The user's limit on the size of files is a reason to make no copy, not to die of it.
+    let _unharmed = sys::Ignored::new(Signal::SIGXFSZ);
     let mut attempt = 0;
     loop {
         attempt += 1;
@@ -164,11 +178,12 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
     }
     let staged = match staging.keeper() {
         Some(keeper) => {
-            wanted_of(keeper, &opened.file, staging).then(|| keeper.stage(&opened, staging.mounts))
+            let verify = staging.verifies(pin);
+            wanted_of(keeper, &opened.file, staging).then(|| keeper.stage(&opened, staging.mounts, verify))
         }
         None => match wanted(&opened.file, staging) {
             Ok(cache) => cache.map(|cache| {
-                let source = Original::of_user(&opened)?;
+                let source = Original::of_user(&opened, staging.verifies(pin))?;
                 staged(&cache, &source, staging, &mut Terminal::new(&opened.path))
             }),
             Err(failure) => {
@@ -187,6 +202,9 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
             Ready { opened: Opened { file, ..opened }, digest: Some(digest), place }
         }
         Some(Err(Trouble::Cache(why))) => {
+            if let Some(keeper) = staging.keeper().filter(|keeper| staging.mounts && keeper.must_mount()) {
+                return Err(Trouble::Refused(keeper.refused(&why)));
+            }
             note(&format!("{place} is used where it is: {why}"), None);
             in_place(opened, pin)?
         }
@@ -243,6 +261,11 @@ fn wanted(file: &File, staging: &Staging) -> Result<Option<Cache>, Failure> {
 
 /// The image where it is; read as a whole only if its content matters.
 fn in_place(opened: Opened, pin: Option<Digest>) -> Result<Ready, Trouble> {
+    let mode = opened.file.metadata().map_or(0, |found| found.mode());
+    if mode & 0o002 != 0 {
+        let warning = "everybody can write to it, also while it is used (chmod o-w)";
+        Terminal::new(&opened.path).note(&format!("{}: {warning}", shown(&opened.path)));
+    }
     let digest = pin.map(|_| digest(&opened)).transpose().map_err(Trouble::Source)?;
     Ok(Ready { opened, digest, place: Place::Source })
 }
@@ -255,160 +278,6 @@ pub fn digest(opened: &Opened) -> Result<Digest, Failure> {
         CopyError::Source(error) | CopyError::Target(error) => unreadable(&opened.path, &error),
         CopyError::Shorter => changing(&opened.path),
     })
-}
-
-/// A file that is to be copied.
-pub struct Original<'a> {
-    /// Its path, for people.
-    path: &'a Path,
-    file: &'a File,
-    identity: Identity,
-    /// For whom root copies it.
-    user: Option<u32>,
-}
-
-impl<'a> Original<'a> {
-    /// One that the user copies for himself.
-    fn of_user(opened: &'a Opened) -> Result<Original<'a>, Trouble> {
-        let identity =
-            Identity::of(&opened.file).map_err(|error| Trouble::Source(unreadable(&opened.path, &error)))?;
-        Ok(Original { path: &opened.path, file: &opened.file, identity, user: None })
-    }
-}
-
-/// The copy of an image: the one that is there, the one that somebody else is making, or our own.
-fn staged(
-    cache: &Cache,
-    source: &Original,
-    staging: &Staging,
-    tell: &mut dyn Audience,
-) -> Result<(File, Digest, Place), Trouble> {
-    let identity = &source.identity;
-    let name = format!("{}{}.lock", cache::SOURCE, identity.key());
-    let mut heard = (String::new(), Instant::now());
-    let (begin, mut told) = (Instant::now(), false);
-    loop {
-        if let Some((file, digest)) = cache.find(identity) {
-            return Ok((file, digest, Place::Cache));
-        }
-        match lock::attempt(cache, &name).map_err(Trouble::Cache)? {
-            Turn::Mine(lock) => {
-                // Its last holder may have made the copy since we looked.
-                if let Some((file, digest)) = cache.find(identity) {
-                    return Ok((file, digest, Place::Cache));
-                }
-                let made = match staging.adopt(cache, source, &lock, tell) {
-                    Some(adopted) => Ok(adopted),
-                    None => make(cache, source, &staging.limits, &lock, tell),
-                };
-                let (file, digest) = made?;
-                // Others may have copied at the same time.
-                let _ = room::make(cache, 0, 0, &staging.limits);
-                return Ok((file, digest, Place::Copied));
-            }
-            Turn::Held(who) if who != heard.0 => heard = (who, Instant::now()),
-            Turn::Held(who) if heard.1.elapsed() > STALLED => {
-                return Err(Trouble::Cache(format!("{who} is copying it and makes no progress")));
-            }
-            Turn::Held(who) => {
-                if !told && begin.elapsed() > PATIENT {
-                    tell.note(&format!("{} is being copied to the node by {who}", shown(source.path)));
-                    told = true;
-                }
-                std::thread::sleep(lock::PAUSE);
-            }
-        }
-    }
-}
-
-/// Copies the image. The caller has the source's lock.
-fn make(
-    cache: &Cache,
-    source: &Original,
-    limits: &Limits,
-    lock: &Lock,
-    tell: &mut dyn Audience,
-) -> Result<(File, Digest), Trouble> {
-    let identity = &source.identity;
-    settle(identity);
-    room::make(cache, identity.size, 0, limits).map_err(Trouble::Cache)?;
-    let (unfinished, digest) = match fill(cache, source, lock, tell) {
-        Err(Full::Full(_)) => {
-            // Another user's files, or a quota: let our own go, once.
-            room::make(cache, 0, identity.size, limits).map_err(Trouble::Cache)?;
-            fill(cache, source, lock, tell)
-        }
-        other => other,
-    }
-    .map_err(|error| match error {
-        Full::Full(why) => Trouble::Cache(why),
-        Full::Other(trouble) => trouble,
-    })?;
-    let unpublished = |errno| Trouble::Cache(format!("{}: {}", cache.path.display(), describe(errno)));
-    let file = cache.publish(unfinished, digest, identity.size).map_err(unpublished)?;
-    conclude(cache, source, digest, tell);
-    Ok((file, digest))
-}
-
-/// Remembers a copy. Without that the next start copies again; this one has what it needs.
-fn conclude(cache: &Cache, source: &Original, digest: Digest, tell: &mut dyn Audience) {
-    let manifest = Manifest::new(source.path, &source.identity, digest, source.user);
-    if let Err(error) = cache.write_manifest(&manifest) {
-        tell.note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)));
-    }
-}
-
-enum Full {
-    /// No space: there may be some after making room.
-    Full(String),
-    Other(Trouble),
-}
-
-/// Fills a new file with the source's content, and sees that the source was the same all the time.
-fn fill(
-    cache: &Cache,
-    source: &Original,
-    lock: &Lock,
-    tell: &mut dyn Audience,
-) -> Result<(cache::Unfinished, Digest), Full> {
-    let identity = &source.identity;
-    let failed = |error: io::Error| {
-        let why = format!("{}: cannot write the copy: {}", cache.path.display(), cause(&error));
-        match Errno::from_io_error(&error) {
-            Some(Errno::NOSPC | Errno::DQUOT) => Full::Full(why),
-            _ => Full::Other(Trouble::Cache(why)),
-        }
-    };
-    let unfinished = cache.begin().map_err(|errno| failed(errno.into()))?;
-    let (mut done, mut say) = (0, lock.teller(identity.size));
-    let digest = copy(source.file, Some(&unfinished.file), identity.size, &mut |bytes| {
-        done += bytes;
-        tell.copied(done, identity.size);
-        say(bytes);
-    });
-    let digest = digest.map_err(|error| match error {
-        CopyError::Target(error) => failed(error),
-        CopyError::Source(error) => Full::Other(Trouble::Source(unreadable(source.path, &error))),
-        CopyError::Shorter => Full::Other(Trouble::Source(changing(source.path))),
-    })?;
-    let now = Identity::of(source.file).map(|now| Identity { boot: identity.boot.clone(), ..now });
-    if !now.is_ok_and(|now| now == *identity) {
-        return Err(Full::Other(Trouble::Source(changing(source.path))));
-    }
-    Ok((unfinished, digest))
-}
-
-/// A file that is written within the same tick of its file system's clock keeps its times. So the copy begins when that
-/// tick is over: then every later change can be seen. Some servers count whole seconds.
-fn settle(identity: &Identity) {
-    let (seconds, nanoseconds) = identity.ctime;
-    let tick = if nanoseconds == 0 { Duration::from_millis(1100) } else { Duration::from_millis(50) };
-    let Ok(seconds) = u64::try_from(seconds) else { return };
-    let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, u32::try_from(nanoseconds).unwrap_or(0));
-    // A time in the future tells only that the clocks differ.
-    if let Ok(age) = SystemTime::now().duration_since(changed) {
-        std::thread::sleep(tick.saturating_sub(age));
-    }
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Failure {

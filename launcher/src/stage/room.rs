@@ -10,8 +10,9 @@ use mizzen_core::{Config, Digest, Failure};
 use rustix::fs::{AtFlags, fstat, fstatvfs, statat};
 use rustix::io::Errno;
 
+use super::broadcast;
 use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe, in_use};
-use super::{broadcast, lock};
+use super::lock::{self, Lock};
 
 /// How much the copies may take.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +36,9 @@ impl Limits {
 /// Making room is a matter of milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// More would make it slow to find out what there is.
+const MOST_COPIES: usize = 4096;
+
 /// How many sources of the same content are remembered.
 const SOURCES_OF_A_COPY: usize = 16;
 
@@ -48,8 +52,15 @@ pub struct Copy {
 }
 
 /// What the copies take, and the disk has.
+#[derive(Clone, Copy)]
 struct Space {
+    /// How many copies there are.
+    copies: usize,
+    /// What they take.
     taken: u64,
+    /// What the unfinished ones will take.
+    promised: u64,
+    /// What the disk has for anybody else, when they are finished.
     free: u64,
     disk: u64,
 }
@@ -58,35 +69,48 @@ impl Space {
     /// As it is now: a file that somebody has open keeps its space when it is removed.
     fn of(cache: &Cache, copies: &[Copy]) -> Result<Space, String> {
         let disk = fstatvfs(&cache.dir).map_err(describe)?;
-        Ok(Space {
+        let mut space = Space {
+            copies: copies.len(),
             taken: copies.iter().map(|copy| copy.size).sum(),
+            promised: 0,
             free: disk.f_bavail.saturating_mul(disk.f_frsize),
             disk: disk.f_blocks.saturating_mul(disk.f_frsize),
-        })
+        };
+        // An unfinished copy has its size from the beginning, and fills it with blocks.
+        for name in cache.names(TEMPORARY).map_err(|error| error.to_string())? {
+            let Ok(stat) = statat(&cache.dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let [size, blocks] =
+                [stat.st_size, stat.st_blocks].map(|found| u64::try_from(found).unwrap_or(0));
+            space.promised = space.promised.saturating_add(size);
+            space.free = space.free.saturating_sub(size.saturating_sub(blocks.saturating_mul(512)));
+        }
+        Ok(space)
     }
 
-    /// As it would be with so much less.
-    fn without(&self, bytes: u64) -> Space {
-        Space { taken: self.taken - bytes, free: self.free.saturating_add(bytes), disk: self.disk }
+    /// As it would be without any copy.
+    fn without_copies(self) -> Space {
+        Space { copies: 0, taken: 0, free: self.free.saturating_add(self.taken), ..self }
     }
 
-    fn lacks(&self, needed: u64, limits: &Limits) -> bool {
+    fn lacks(self, needed: u64, limits: &Limits) -> bool {
         let limit = limits.max_size.map_or(u64::MAX, |amount| amount.of(self.disk));
         let keep = limits.keep_free.map_or(0, |amount| amount.of(self.disk));
-        self.taken.saturating_add(needed) > limit || self.free < needed.saturating_add(keep)
+        let taken = self.taken.saturating_add(self.promised).saturating_add(needed);
+        taken > limit || self.free < needed.saturating_add(keep) || self.copies >= MOST_COPIES
     }
 }
 
-/// Makes room for `needed` bytes more within the limits; in any case at least `freed` bytes are freed if they can be.
-pub fn make(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<(), String> {
-    let _lock = lock::patient(cache, "room.lock", PATIENCE)?;
+/// Makes room for `needed` bytes more within the limits; in any case at least `freed` bytes are freed if they can be. Nobody
+/// else makes room before the lock is dropped: by then whoever needs the room has a file of that size.
+pub fn make(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<Lock, String> {
+    let lock = lock::patient(cache, "room.lock", PATIENCE)?;
     sweep(cache);
     let mut copies = copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
     copies.sort_by_key(|copy| copy.used);
     let no_room = || format!("no room for {} in {}", megabytes(needed), cache.path.display());
     let mut space = Space::of(cache, &copies)?;
     // What cannot have room in any case must not cost others their copies.
-    if space.without(space.taken).lacks(needed, limits) {
+    if space.without_copies().lacks(needed, limits) {
         return Err(no_room());
     }
     let mut missing = freed;
@@ -97,7 +121,7 @@ pub fn make(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<(
         missing = missing.saturating_sub(removed.map_or(0, |copy| copy.size));
         space = Space::of(cache, &self::copies(cache).map_err(|error| error.to_string())?)?;
     }
-    if space.lacks(needed, limits) { Err(no_room()) } else { Ok(()) }
+    if space.lacks(needed, limits) { Err(no_room()) } else { Ok(lock) }
 }
 
 /// For people.

@@ -13,14 +13,17 @@ use mizzen_core::{Config, Digest, Failure};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
 
+use super::audience::Doing;
 use super::{Audience, Place, Terminal, Trouble};
 use crate::image::{Kind, Opened};
 use crate::{keeper, sys};
 
 /// Asks for a copy of the file that comes with it.
-pub const STAGE: u8 = b's';
+const STAGE: u8 = b's';
 /// Asks for a copy that is to be mounted; if it may not be, that is said at once.
 pub const STAGE_AND_MOUNT: u8 = b'm';
+/// After one of these: a copy that is there is to be read before it is given out.
+pub const VERIFY: u8 = b'v';
 /// Asks for a mount of the copy that was given out last.
 pub const MOUNT_COPY: u8 = b'M';
 /// No message is longer.
@@ -29,8 +32,8 @@ const LIMIT: usize = 4096;
 /// What the keeper says, each in a message of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// So many bytes of so many are copied.
-    Copied(u64, u64),
+    /// So many bytes of so many are done.
+    Done(Doing, u64, u64),
     /// Something that is no failure.
     Note(String),
     /// The copy, whose descriptor comes with it; and whether it has just been made.
@@ -48,7 +51,8 @@ pub enum Word {
 impl Word {
     fn encode(&self) -> Vec<u8> {
         let mut text = match self {
-            Word::Copied(done, total) => format!("~{done} {total}"),
+            Word::Done(Doing::Copying, done, total) => format!("~{done} {total}"),
+            Word::Done(Doing::Verifying, done, total) => format!("^{done} {total}"),
             Word::Note(text) => format!("#{text}"),
             Word::Ready(digest, made) => format!("={}{}", u8::from(*made), digest.hex()),
             Word::NoCopy(why) => format!("!{why}"),
@@ -67,9 +71,10 @@ impl Word {
         let text = String::from_utf8_lossy(bytes);
         let (mark, rest) = text.split_at_checked(1)?;
         Some(match mark {
-            "~" => {
+            "~" | "^" => {
                 let (done, total) = rest.split_once(' ')?;
-                Word::Copied(done.parse().ok()?, total.parse().ok()?)
+                let doing = if mark == "~" { Doing::Copying } else { Doing::Verifying };
+                Word::Done(doing, done.parse().ok()?, total.parse().ok()?)
             }
             "#" => Word::Note(rest.to_owned()),
             "=" => Word::Ready(Digest::parse(rest.get(1..)?)?, rest.starts_with('1')),
@@ -93,7 +98,7 @@ impl Word {
         let rights = [ControlMessage::ScmRights(&fds)];
         let control = if fds.is_empty() { &[][..] } else { &rights[..] };
         let mut flags = MsgFlags::MSG_NOSIGNAL;
-        let droppable = matches!(self, Word::Copied(..) | Word::Note(_));
+        let droppable = matches!(self, Word::Done(..) | Word::Note(_));
         flags.set(MsgFlags::MSG_DONTWAIT, droppable);
         match sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&text)], control, flags, None) {
             Err(Errno::EAGAIN) if droppable => Ok(()),
@@ -175,7 +180,12 @@ impl Keeper {
     }
 
     /// A copy of the image; and a mount of it, if the site wants that.
-    pub(super) fn stage(&self, source: &Opened, mounts: bool) -> Result<(File, Digest, Place), Trouble> {
+    pub(super) fn stage(
+        &self,
+        source: &Opened,
+        mounts: bool,
+        verify: bool,
+    ) -> Result<(File, Digest, Place), Trouble> {
         let lost = |why: &str| Trouble::Cache(format!("the keeper of the shared copies {why}"));
         let wants_mount = mounts && self.reader != Reader::Fuse;
         let can_mount = source.kind == Kind::Squashfs;
@@ -183,8 +193,9 @@ impl Keeper {
             return Err(Trouble::Refused(self.refused("it is not a squashfs as a whole")));
         }
         let asks_mount = wants_mount && can_mount;
-        let request = [if asks_mount { STAGE_AND_MOUNT } else { STAGE }];
-        sys::pass_descriptors(&self.socket, &request, &[source.file.as_raw_fd()])
+        let request = [if asks_mount { STAGE_AND_MOUNT } else { STAGE }, VERIFY];
+        let request = if verify { &request[..] } else { &request[..1] };
+        sys::pass_descriptors(&self.socket, request, &[source.file.as_raw_fd()])
             .map_err(|errno| lost(&format!("cannot be reached: {}", errno.desc())))?;
         if asks_mount {
             self.note_mount(Mount::Possible);
@@ -193,7 +204,7 @@ impl Keeper {
         loop {
             let word = Word::receive(&self.socket).map_err(|errno| lost(errno.desc()))?;
             match word.ok_or_else(|| lost("has ended"))? {
-                (Word::Copied(done, total), _) => terminal.copied(done, total),
+                (Word::Done(doing, done, total), _) => terminal.advance(doing, done, total),
                 (Word::Note(text), _) => terminal.note(&text),
                 (Word::Mounted, _) => self.note_mount(Mount::There),
                 (Word::NotMounted(why), _) if asks_mount && self.must_mount() => {
@@ -265,7 +276,8 @@ impl Keeper {
         *self.mount.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
-    fn refused(&self, why: &str) -> Failure {
+    /// There is no container, because the kernel was to mount its image.
+    pub(super) fn refused(&self, why: &str) -> Failure {
         Failure::new(format!("the kernel does not mount it: {why}"))
             .hint("mizzen.toml has mount.squashfs = \"kernel\" here; \"auto\" would serve other images through FUSE")
     }
@@ -279,7 +291,8 @@ mod tests {
     fn words_survive_their_messages() {
         let digest = Digest::new([7; 32]);
         for word in [
-            Word::Copied(5, u64::MAX),
+            Word::Done(Doing::Copying, 5, u64::MAX),
+            Word::Done(Doing::Verifying, 0, 0),
             Word::Note("somebody copies".to_owned()),
             Word::Ready(digest, true),
             Word::Ready(digest, false),

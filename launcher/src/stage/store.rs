@@ -13,9 +13,12 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chroot, fchdir, getppid};
 
-use super::cache::{Cache, Identity};
+use super::audience::Doing;
+use super::cache::Cache;
+use super::obtain::staged;
 use super::shared::Word;
-use super::{Audience, Original, Place, Staging, Trouble, staged};
+use super::source::{Identity, Original};
+use super::{Audience, Place, Staging, Trouble};
 use crate::sys;
 
 /// How often the user can see a change.
@@ -26,10 +29,12 @@ pub struct Order<'a> {
     /// The path, for people.
     pub path: &'a Path,
     pub file: &'a File,
-    /// The boot of the node.
-    pub boot: &'a str,
+    /// The boot of the node, and what is mounted where the file lies.
+    pub mount: &'a str,
     /// For whom.
     pub user: u32,
+    /// Whether a copy that is there is read before it is given out.
+    pub verify: bool,
 }
 
 /// Finds or makes the copy, and gives it to the launcher, then to the keeper; or says to both why not. The process is the
@@ -74,10 +79,10 @@ fn confine(keeper: Pid, cache: &Cache) -> std::io::Result<()> {
 }
 
 fn copy(socket: &OwnedFd, cache: &Cache, order: &Order, staging: &Staging) -> Result<(File, Word), Word> {
-    let Order { path, file, boot, user } = *order;
+    let Order { path, file, mount, user, verify } = *order;
     let identity = Identity::of(file).map_err(|error| Word::NoCopy(cause(&error)))?;
-    let identity = Identity { boot: boot.to_owned(), ..identity };
-    let source = Original { path, file, identity, user: Some(user) };
+    let identity = Identity { mount: mount.to_owned(), ..identity };
+    let source = Original { path, file, identity, user: Some(user), verify };
     let mut line = Line { socket, last: Instant::now() };
     match staged(cache, &source, staging, &mut line) {
         Ok((copy, digest, place)) => Ok((copy, Word::Ready(digest, place == Place::Copied))),
@@ -94,11 +99,11 @@ struct Line<'a> {
 }
 
 impl Audience for Line<'_> {
-    fn copied(&mut self, done: u64, total: u64) {
+    fn advance(&mut self, doing: Doing, done: u64, total: u64) {
         if self.last.elapsed() >= PAUSE {
             self.last = Instant::now();
             // Nobody may be left to be told.
-            let _ = Word::Copied(done, total).send(self.socket, None);
+            let _ = Word::Done(doing, done, total).send(self.socket, None);
         }
     }
 

@@ -78,6 +78,26 @@ pub fn reset_signal(signal: Signal) -> io::Result<()> {
     Ok(())
 }
 
+/// Ignores a signal as long as it lives.
+pub struct Ignored(Signal, Option<SigHandler>);
+
+impl Ignored {
+    /// From now on.
+    pub fn new(signal: Signal) -> Ignored {
+        // SAFETY: installs no handler.
+        Ignored(signal, unsafe { nix::sys::signal::signal(signal, SigHandler::SigIgn) }.ok())
+    }
+}
+
+impl Drop for Ignored {
+    fn drop(&mut self) {
+        if let Some(before) = self.1 {
+            // SAFETY: what held before; this program has no handlers.
+            let _ = unsafe { nix::sys::signal::signal(self.0, before) };
+        }
+    }
+}
+
 /// Waits for one of the blocked signals; tells whether the kernel sent it (as for a key on the terminal, which
 /// reaches all processes in the foreground) rather than a process.
 pub fn wait_for_signal(signals: &SigSet) -> io::Result<(Signal, bool)> {

@@ -24,14 +24,15 @@ pub fn pass_descriptors(socket: &OwnedFd, text: &[u8], fds: &[i32]) -> nix::Resu
     sent.map(drop)
 }
 
-/// Receives a message with up to four descriptors, and tells how long its text is.
+/// Receives a message with its descriptors, and tells how long its text is. There is room for as many as a message can
+/// have (SCM_MAX_FD): those that had no room the kernel would close in our name, which may take as long as their sender likes.
 pub fn receive_descriptors(
     socket: &OwnedFd,
     text: &mut [u8],
     flags: MsgFlags,
 ) -> nix::Result<(usize, Vec<OwnedFd>)> {
     let mut buffer = [IoSliceMut::new(text)];
-    let mut space = cmsg_space!([i32; 4]);
+    let mut space = cmsg_space!([i32; 253]);
     let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
     let message = recvmsg::<()>(socket.as_raw_fd(), &mut buffer, Some(&mut space), flags)?;
     let mut fds = Vec::new();

@@ -282,10 +282,3 @@ pub fn inform(text: &str) {
     // SAFETY: the format takes one string.
     unsafe { sys::slurm_info(c"%s".as_ptr(), line.as_ptr()) };
 }
-
-/// Tells Slurm's log, where that has details.
-pub fn debug(text: &str) {
-    let line = CString::new(format!("mizzen: {text}")).unwrap_or_default();
-    // SAFETY: the format takes one string.
-    unsafe { sys::slurm_debug(c"%s".as_ptr(), line.as_ptr()) };
-}

@@ -1,0 +1,197 @@
+//! The copy of an image, from the cache or new. Runs as the user on the host, or in the storekeeper.
+//!
+//! However many ask for the same source at once, one of them copies, and the others wait for it; if it dies, the next one
+//! goes on.
+
+use std::fs::File;
+use std::io;
+use std::time::{Duration, Instant, SystemTime};
+
+use mizzen_core::Digest;
+use mizzen_core::failure::cause;
+use rustix::io::Errno;
+
+use super::audience::{Audience, Doing};
+use super::cache::{self, Cache, copy_name, describe};
+use super::copy::{CopyError, copy, verify};
+use super::lock::{self, Lock, Turn};
+use super::room::{self, Limits};
+use super::source::{Identity, Manifest, Original};
+use super::{Place, Staging, Trouble, changing, unreadable};
+use crate::image::shown;
+
+/// Who waits for another's copy says so after a while,
+const PATIENT: Duration = Duration::from_secs(5);
+/// and gives up when that makes no progress for so long.
+const STALLED: Duration = Duration::from_secs(60);
+
+/// The copy of an image: the one that is there, the one that somebody else is making, or our own.
+pub fn staged(
+    cache: &Cache,
+    source: &Original,
+    staging: &Staging,
+    tell: &mut dyn Audience,
+) -> Result<(File, Digest, Place), Trouble> {
+    let identity = &source.identity;
+    let name = format!("{}{}.lock", cache::SOURCE, identity.key());
+    let mut heard = (String::new(), Instant::now());
+    let (begin, mut told) = (Instant::now(), false);
+    loop {
+        if let Some((file, digest)) = existing(cache, source, tell) {
+            return Ok((file, digest, Place::Cache));
+        }
+        match lock::attempt(cache, &name).map_err(Trouble::Cache)? {
+            Turn::Mine(lock) => {
+                // Its last holder may have made the copy since we looked.
+                if let Some((file, digest)) = existing(cache, source, tell) {
+                    return Ok((file, digest, Place::Cache));
+                }
+                let made = match staging.adopt(cache, source, &lock, tell) {
+                    Some(adopted) => Ok(adopted),
+                    None => make(cache, source, &staging.limits, &lock, tell),
+                };
+                let (file, digest) = made?;
+                // Others may have copied at the same time.
+                let _ = room::make(cache, 0, 0, &staging.limits);
+                return Ok((file, digest, Place::Copied));
+            }
+            Turn::Held(who) if who != heard.0 => heard = (who, Instant::now()),
+            Turn::Held(who) if heard.1.elapsed() > STALLED => {
+                return Err(Trouble::Cache(format!("{who} is copying it and makes no progress")));
+            }
+            Turn::Held(who) => {
+                if !told && begin.elapsed() > PATIENT {
+                    tell.note(&format!("{} is being copied to the node by {who}", shown(source.path)));
+                    told = true;
+                }
+                std::thread::sleep(lock::PAUSE);
+            }
+        }
+    }
+}
+
+/// The copy that is there, if it can be used.
+fn existing(cache: &Cache, source: &Original, tell: &mut dyn Audience) -> Option<(File, Digest)> {
+    let (file, digest) = cache.find(&source.identity)?;
+    is_sound(cache, source, &file, digest, tell).then_some((file, digest))
+}
+
+/// Whether a copy has the content that it is named by, as far as anybody wants to know. One that has not is set aside.
+fn is_sound(cache: &Cache, source: &Original, file: &File, digest: Digest, tell: &mut dyn Audience) -> bool {
+    let (mut done, size) = (0, source.identity.size);
+    let advance = &mut |bytes| {
+        done += bytes;
+        tell.advance(Doing::Verifying, done, size);
+    };
+    let Err(why) = (if source.verify { verify(file, digest, size, advance) } else { Ok(()) }) else {
+        return true;
+    };
+    cache.set_aside(&copy_name(digest));
+    tell.note(&format!("{}: its copy on the node is damaged: {why}", shown(source.path)));
+    false
+}
+
+/// Copies the image. The caller has the source's lock.
+fn make(
+    cache: &Cache,
+    source: &Original,
+    limits: &Limits,
+    lock: &Lock,
+    tell: &mut dyn Audience,
+) -> Result<(File, Digest), Trouble> {
+    let identity = &source.identity;
+    settle(identity);
+    let mut attempt = |freed| {
+        let room = room::make(cache, identity.size, freed, limits);
+        fill(cache, source, room.map_err(|why| Full::Other(Trouble::Cache(why)))?, lock, tell)
+    };
+    let (unfinished, digest) = match attempt(0) {
+        // Another user's files, or a quota: let our own go, once.
+        Err(Full::Full(_)) => attempt(identity.size),
+        other => other,
+    }
+    .map_err(|error| match error {
+        Full::Full(why) => Trouble::Cache(why),
+        Full::Other(trouble) => trouble,
+    })?;
+    let unpublished = |errno| Trouble::Cache(format!("{}: {}", cache.path.display(), describe(errno)));
+    let file = publish(cache, source, unfinished, digest, tell).map_err(unpublished)?;
+    Ok((file, digest))
+}
+
+/// Gives a copy its name, and remembers it. A good one that is there already, of another source, stays.
+pub fn publish(
+    cache: &Cache,
+    source: &Original,
+    unfinished: cache::Unfinished,
+    digest: Digest,
+    tell: &mut dyn Audience,
+) -> Result<File, Errno> {
+    let size = source.identity.size;
+    if let Some(there) = cache.copy(digest, size) {
+        is_sound(cache, source, &there, digest, tell);
+    }
+    let file = cache.publish(unfinished, digest, size)?;
+    // Without this the next start copies again; this one has what it needs.
+    let manifest = Manifest::new(source.path, &source.identity, digest, source.user);
+    if let Err(error) = cache.write_manifest(&manifest) {
+        tell.note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)));
+    }
+    Ok(file)
+}
+
+enum Full {
+    /// No space: there may be some after making room.
+    Full(String),
+    Other(Trouble),
+}
+
+/// Fills a new file with the source's content, and sees that the source was the same all the time. `room` is the lock
+/// under which room was made for it.
+fn fill(
+    cache: &Cache,
+    source: &Original,
+    room: Lock,
+    lock: &Lock,
+    tell: &mut dyn Audience,
+) -> Result<(cache::Unfinished, Digest), Full> {
+    let identity = &source.identity;
+    let failed = |error: io::Error| {
+        let why = format!("{}: cannot write the copy: {}", cache.path.display(), cause(&error));
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOSPC | Errno::DQUOT) => Full::Full(why),
+            _ => Full::Other(Trouble::Cache(why)),
+        }
+    };
+    let unfinished = cache.begin(identity.size).map_err(|errno| failed(errno.into()))?;
+    drop(room);
+    let (mut done, mut say) = (0, lock.teller(identity.size));
+    let digest = copy(source.file, Some(&unfinished.file), identity.size, &mut |bytes| {
+        done += bytes;
+        tell.advance(Doing::Copying, done, identity.size);
+        say(bytes);
+    });
+    let digest = digest.map_err(|error| match error {
+        CopyError::Target(error) => failed(error),
+        CopyError::Source(error) => Full::Other(Trouble::Source(unreadable(source.path, &error))),
+        CopyError::Shorter => Full::Other(Trouble::Source(changing(source.path))),
+    })?;
+    let now = Identity::of(source.file).map(|now| Identity { mount: identity.mount.clone(), ..now });
+    if !now.is_ok_and(|now| now == *identity) {
+        return Err(Full::Other(Trouble::Source(changing(source.path))));
+    }
+    Ok((unfinished, digest))
+}
+
+/// A file that is written within the same tick of its file system's clock keeps its times. So the copy begins when that
+/// tick is over: then every later change can be seen. Some servers count whole seconds.
+fn settle(identity: &Identity) {
+    let (seconds, nanoseconds) = identity.ctime;
+    let tick = if nanoseconds == 0 { Duration::from_millis(1100) } else { Duration::from_millis(50) };
+    let Ok(seconds) = u64::try_from(seconds) else { return };
+    let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, u32::try_from(nanoseconds).unwrap_or(0));
+    // A time in the future tells only that the clocks differ.
+    if let Ok(age) = SystemTime::now().duration_since(changed) {
+        std::thread::sleep(tick.saturating_sub(age));
+    }
+}
