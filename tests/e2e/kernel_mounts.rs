@@ -153,6 +153,19 @@ fn only_what_the_limits_admit_is_mounted() {
     cluster.run("cp /shared/k.sqsh /shared/own; cp /shared/k.sqsh home.sqsh");
     cluster.share("k.sif", &sif(&IMAGE)).unwrap();
     assert_out(&reader("/shared/bobs"), 0, "kernel\n");
+    // Whoever had a file before its owner may have it still.
+    cluster.run("cp /shared/k.sqsh /shared/was-mine");
+    let holding = "exec 9<>/shared/was-mine; for i in $(seq 100); do [ -e let-go ] && exit; sleep 0.1; done";
+    let holder = cluster.command("ctl", User::Alice, &["bash", "-c", holding]).spawn();
+    cluster.run_as_root("sleep 0.3; chown root /shared/was-mine; chmod 644 /shared/was-mine");
+    assert_failed(
+        &reader("/shared/was-mine"),
+        125,
+        "the kernel does not mount it: somebody has it open for writing",
+    );
+    cluster.run("touch let-go");
+    assert!(holder.unwrap().wait().unwrap().success());
+    assert_out(&reader("/shared/was-mine"), 0, "kernel\n");
     for (image, why) in [
         ("/shared/own", "it belongs to uid 2001, whom mount.owners does not list"),
         ("/home/alice/home.sqsh", "it belongs to uid 2001"),
@@ -200,7 +213,13 @@ fn only_what_the_limits_admit_is_mounted() {
     ] {
         let (said, step) = ask(script);
         assert!(said.contains(why) && !said.contains("squashfs /dev/loop"), "{script}: {said}");
-        assert_eq!(step.code, 0, "{}", step.text());
+        // Who has asked for that gets nothing more from the keeper, and so no container.
+        if said.contains("\n!") {
+            let lost = "the kernel does not mount it: the keeper of the shared copies cannot be reached";
+            assert_failed(&step, 125, lost);
+        } else {
+            assert_out(&step, 0, "");
+        }
     }
     // What it does mount, it mounts with all restrictions, and once.
     let (said, step) = ask("/shared/ask m /shared/k.sqsh");
@@ -211,6 +230,21 @@ fn only_what_the_limits_admit_is_mounted() {
             && said.contains("squashfs /dev/loop"),
         "{said}"
     );
+    // A keeper that is killed on its way leaves no device and no mount.
+    for call in ["ioctl", "fsopen", "fsconfig", "fsmount", "move_mount"] {
+        on_node(&cluster, &format!("echo {call} > /run/kill-at"));
+        let killed = run_in_time(&cluster, "srun -Q --container=/shared/k.sqsh true");
+        assert_failed(
+            &killed,
+            125,
+            "the keeper of the shared copies has ended before it had mounted the image",
+        );
+        on_node(
+            &cluster,
+            "rm /run/kill-at; for i in $(seq 50); do pgrep 'slurmstepd|mizzen' || break; sleep 0.1; done",
+        );
+        assert_eq!(loops(&cluster, name), "", "{call}");
+    }
     // An old kernel does it another way.
     on_node(&cluster, "touch /run/old-kernel");
     assert_out(&reader("/shared/k.sqsh"), 0, "kernel\n");
@@ -264,6 +298,13 @@ fn without_limits_or_by_another_wish_it_is_not_used() {
     assert_out(&full, 0, "fuse\nkernel\n");
     assert!(full.stderr.contains("/shared/k.sqsh is used where it is: no room for"), "{}", full.text());
     let toml = |text: &str| cluster.write_everywhere("/etc/mizzen/mizzen.toml", text).unwrap();
+    // Where only the kernel will do, there is no container then.
+    toml(&spec(name, "squashfs = \"kernel\"\nowners = [0]").mizzen_toml.unwrap());
+    assert_failed(
+        &run("", "/shared/k.sqsh"),
+        125,
+        "/shared/k.sqsh: the kernel does not mount it: no room for",
+    );
     for (text, why) in [
         (
             "stage_shared = \"/var/cache/x\"\n[mount]\nsquashfs = \"kernel\"\n",

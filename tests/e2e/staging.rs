@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
-use mizzen_tests::User;
-use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
+use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time, with_images};
 use mizzen_tests::copies::{
     CACHE, TOML, assert_sound, copies, digest_of, served, signal_server, staging_cluster as cluster,
 };
 use mizzen_tests::images::{ImageTree, sif};
+use mizzen_tests::{Cluster, SharedFs, Spec, User};
 
 #[test]
 fn the_second_start_uses_the_copy() {
@@ -65,6 +65,19 @@ fn policies_and_pins_hold() {
         125,
         "--stage: \"often\" is not auto, always, never or bcast",
     );
+    // The file system that statfs tells of, here NFS, Lustre and ext4. Where the copies would be on one as well, or in
+    // memory, there are none.
+    for (magic, when, expected) in
+        [("6969", "1", 1), ("d00bd00b", "1", 1), ("53ef", "1", 0), ("6969", "1+", 0)]
+    {
+        let inject = format!("fstatfs:poke_exit=@arg2={magic:0<16}:when={when}");
+        let told = cluster.run(&format!(
+            "strace -f -o /dev/null -e trace=fstatfs -e inject={inject} mizzen run local.sqsh cat /image"
+        ));
+        assert_out(&told, 0, "a\n");
+        assert_eq!(copies(&cluster).len(), expected, "{magic}");
+        cluster.run("mizzen cache remove --all");
+    }
     assert_out(&run("--stage=always", "local.sqsh"), 0, "a\n");
     assert_eq!(copies(&cluster).len(), 1);
     let squashfs = ImageTree::busybox().unwrap().squashfs(&[]).unwrap();
@@ -84,8 +97,18 @@ fn policies_and_pins_hold() {
     let bare = cluster
         .run("MIZZEN_IMAGE_DIGEST=x mizzen run --stage=never /shared/a.sqsh sh -c 'echo ${MIZZEN_IMAGE_DIGEST-none}'");
     assert_out(&bare, 0, "none\n");
-    cluster.run("mkdir -p tree/bin");
+    cluster.run(
+        "mkdir -p tree/bin; cp /bin/true tree/bin; cp $(ldd /bin/true | grep -o '/[^ ]*') --parents tree",
+    );
     assert_failed(&run("", &format!("tree@{a}")), 125, "tree: a directory has no digest");
+    let (before, none) = (copies(&cluster), "/home/alice/tree: a directory, used where it is\n");
+    assert_out(&cluster.run("mizzen run --stage=always tree /bin/true && mizzen stage tree"), 0, none);
+    assert_eq!(copies(&cluster), before);
+    // What everybody can change meanwhile is not used without a word.
+    let open = cluster.run("chmod 666 local.sqsh; mizzen run local.sqsh cat /image");
+    assert_out(&open, 0, "a\n");
+    let warning = "note: ctl: /home/alice/local.sqsh: everybody can write to it, also while it is used";
+    assert_eq!(open.stderr.matches(warning).count(), 1, "{}", open.text());
     assert_failed(&run("", "/shared/a.sqsh@sha256:12"), 125, "no such image; tried /shared/a.sqsh@sha256:12");
     assert_failed(&cluster.run(&format!("mizzen inspect /shared/a.sqsh@{b}")), 1, "its content is");
 }
@@ -132,8 +155,9 @@ fn a_stalled_source_does_not_outlive_scancel() {
     signal_server(&cluster, "node1", "STOP");
     let cancelled = run_in_time(
         &cluster,
-        "srun --container=/shared/a.sqsh cat /image & sleep 2; scancel -u alice; wait; \
-         for i in $(seq 80); do [ -z \"$(squeue -h)\" ] && exit; sleep 0.1; done; echo still there",
+        "srun --container=/shared/a.sqsh cat /image & sleep 2; begin=$EPOCHREALTIME; scancel -u alice; wait; \
+         until [ -z \"$(squeue -h)\" ]; do sleep 0.1; done; end=$EPOCHREALTIME; \
+         [ $((${end/./} - ${begin/./})) -lt 10000000 ] || echo late",
     );
     signal_server(&cluster, "node1", "CONT");
     assert_eq!(cancelled.stdout, "", "{}", cancelled.text());
@@ -217,6 +241,18 @@ fn a_source_that_changes_is_noticed() {
     ));
     assert!(written.stderr.contains("mizzen: /shared/z: it changes while it is read"), "{}", written.text());
     assert_eq!(copies(&cluster).len(), 2);
+    // Written over in its middle, or cut off, once the copy has begun: what is copied in the end is what is there.
+    for change in [
+        "head -c 4096 /dev/urandom | dd of=/shared/v seek=1000 bs=4096 conv=notrunc",
+        "truncate -s 6000000 /shared/v",
+    ] {
+        let changed = cluster.run(&format!(
+            "cp /shared/a.mid /shared/v; {} & sleep 0.8; {change} 2> /dev/null; wait; echo sha256:$(sha256sum < /shared/v)",
+            slow(40_000, "/shared/v")
+        ));
+        let now = changed.stdout.lines().last().unwrap().trim_end_matches(" -");
+        assert!(changed.stdout.contains(&format!("/shared/v: {now} copied")), "{change}: {}", changed.text());
+    }
     assert_sound(&cluster, "changes");
     // Who finds somebody else copying waits for him, and takes over when he dies.
     let dying =
@@ -225,6 +261,122 @@ fn a_source_that_changes_is_noticed() {
         "cp /shared/a.mid /shared/w; {dying} mizzen stage /shared/w & sleep 0.7; mizzen stage /shared/w; wait"
     ));
     assert_eq!(waiting.stdout.matches(" copied").count(), 1, "{}", waiting.text());
+}
+
+/// Of all who wait for a copy one tells how far it is: a bar on a terminal, a line now and then elsewhere.
+#[test]
+fn progress_is_shown_once() {
+    let spec = Spec {
+        shared: SharedFs::Fuse,
+        mizzen_toml: Some(TOML.to_owned()),
+        ..Cluster::spec("staging-progress")
+    };
+    let cluster = with_images(spec);
+    cluster.run("head -c 40000000 /dev/urandom | cat /shared/a.sqsh - > /shared/slow.sqsh");
+    for machine in ["ctl", "node1", "node2"] {
+        let slow = "mkdir /slow; bindfs -o allow_other --read-rate=8M /run/shared-backing /slow";
+        assert_out(&cluster.run_on(machine, User::Root, slow), 0, "");
+    }
+    let step = cluster.run("srun -N2 -n4 --container=/slow/slow.sqsh cat /image");
+    assert_out(&step, 0, &"a\n".repeat(4));
+    let lines: Vec<&str> = step.stderr.lines().filter(|line| line.contains("copying to the node")).collect();
+    let is_good = |line: &&str| {
+        let state = line.strip_prefix("mizzen: node1: /slow/slow.sqsh: copying to the node: ");
+        let words: Vec<&str> = state.unwrap_or_default().split(' ').collect();
+        matches!(words[..], [percent, "%", _, "MB/s)"] if (1..100).contains(&percent.parse().unwrap_or(0)))
+    };
+    assert!(!lines.is_empty() && lines.iter().all(is_good), "{}", step.text());
+    // Each line fits into the terminal, or it could not be renewed.
+    let terminal =
+        cluster.run("script -qec 'stty cols 70; mizzen stage /slow/slow.sqsh' /dev/null < /dev/null");
+    let shown: Vec<&str> = terminal.stdout.split('\r').filter(|line| line.contains("MB/s")).collect();
+    let is_good = |line: &&str| {
+        let text = line.trim_end_matches("\u{1b}[K");
+        text.contains(": copying to the node: [#") && text.contains("-]  ") && text.chars().count() < 70
+    };
+    assert!(shown.len() > 3 && shown.iter().all(is_good), "{:?}", terminal.stdout);
+}
+
+#[test]
+fn the_limits_hold() {
+    let cluster = cluster("limits", TOML);
+    cluster.run_as_root("mkdir /small; mount -t tmpfs -o size=64m,mode=1777 tmpfs /small");
+    cluster.run("head -c 10000000 /dev/urandom > noise; for i in 1 2 3 4; do (cat /shared/a.sqsh noise; echo $i) > /shared/$i; done");
+    let limit = |limits: &str| {
+        let toml = format!("stage = \"always\"\nstage_directory = \"/small\"\n{limits}\n");
+        cluster.write_everywhere("/etc/mizzen/mizzen.toml", &toml).unwrap();
+    };
+    // The images whose copies are there.
+    let kept = || {
+        let script = "for i in 1 2 3 4; do [ -e /small/mizzen-2001/sha256-$(sha256sum < /shared/$i | cut -d' ' -f1) ] && echo $i; done | xargs";
+        cluster.run(script).stdout.trim().to_owned()
+    };
+    let stage = |image: u32| {
+        let staged = cluster.run(&format!("mizzen stage /shared/{image}"));
+        assert_eq!((staged.code, staged.stderr.as_str()), (0, ""), "{}", staged.text());
+    };
+    // What was not used for the longest time goes first.
+    limit("stage_max_size = \"25m\"\nstage_keep_free = \"\"");
+    [1, 2, 1, 3].into_iter().for_each(stage);
+    assert_eq!(kept(), "1 3");
+    limit("stage_max_size = \"\"\nstage_keep_free = \"20m\"");
+    [2, 4].into_iter().for_each(stage);
+    assert_eq!(kept(), "1 2 3 4");
+    limit("stage_max_size = \"\"\nstage_keep_free = \"50%\"");
+    assert_out(&cluster.run("mizzen run /shared/3 cat /image"), 0, "a\n");
+    let pruned: serde_json::Value =
+        serde_json::from_str(&cluster.run("mizzen cache prune --json").stdout).unwrap();
+    assert_eq!((&pruned["within_limits"], kept().as_str()), (&true.into(), "2 3 4"), "{pruned}");
+    assert!(pruned["freed"].as_u64().unwrap() > 10_000_000, "{pruned}");
+    // Clocks that were wrong cost no copy that there is room for.
+    cluster.run("set -- /small/mizzen-2001/sha256-*; touch -a -d @0 $1; touch -a -d '2100-01-01' $2; mizzen cache prune");
+    assert_eq!(kept(), "2 3 4");
+    // A copy that cannot have room removes no other one.
+    limit("stage_max_size = \"5m\"\nstage_keep_free = \"\"");
+    let refused = cluster.run("mizzen stage /shared/1");
+    assert_failed(&refused, 1, "/shared/1 is used where it is: no room for 1");
+    assert_eq!(kept(), "2 3 4");
+    // Nor has one that is larger than the user's files may be.
+    limit("stage_max_size = \"\"\nstage_keep_free = \"\"");
+    let limited = cluster.run("ulimit -f 1000; mizzen run /shared/1 cat /image");
+    assert_out(&limited, 0, "a\n");
+    let note =
+        "note: ctl: /shared/1 is used where it is: /small/mizzen-2001: cannot write the copy: File too large";
+    assert_eq!(limited.stderr.matches(note).count(), 1, "{}", limited.text());
+    assert_eq!(kept(), "2 3 4");
+    let verified: serde_json::Value =
+        serde_json::from_str(&cluster.run("mizzen cache verify --json").stdout).unwrap();
+    assert_eq!((verified["copies"].as_array().unwrap().len(), &verified["good"]), (3, &true.into()));
+    let removed: serde_json::Value =
+        serde_json::from_str(&cluster.run("mizzen cache remove --all --json").stdout).unwrap();
+    assert_eq!(removed["copies"].as_array().unwrap().len(), 3, "{removed}");
+    assert_eq!(kept(), "");
+}
+
+/// Many images at once, and a cache that has seen many.
+#[test]
+fn many_images_are_kept_apart() {
+    let cluster = cluster("images", TOML);
+    let images = count(16, 64);
+    cluster
+        .run(&format!("for i in $(seq {images}); do (cat /shared/a.sqsh; echo $i) > /shared/$i.sqsh; done"));
+    let start = format!("for i in $(seq {images}); do mizzen run /shared/$i.sqsh cat /image & done; wait");
+    assert_out(&cluster.run(&start), 0, &"a\n".repeat(images as usize));
+    assert_eq!(copies(&cluster).len(), images as usize);
+    assert_sound(&cluster, "many images");
+    // A start looks for its own source, and at none of the others.
+    cluster.run(&format!(
+        "cd {CACHE}; for i in $(seq {}); do echo {{}} > source-x$i.json; done",
+        count(2000, 100_000)
+    ));
+    let looked = cluster.run(&format!(
+        "strace -f -o trace -e trace=getdents,getdents64,open,openat mizzen run /shared/1.sqsh cat /image; grep -c source- trace; \
+         strace -f -y -o trace -e trace=getdents64 mizzen run /shared/1.sqsh true; grep -c {CACHE} trace"
+    ));
+    assert_eq!(looked.stdout, "a\n1\n0\n", "{}", looked.text());
+    // The next copy removes them.
+    cluster.run("mizzen stage /shared/b.sqsh");
+    assert_out(&cluster.run(&format!("ls {CACHE} | grep -c source-x")), 1, "0\n");
 }
 
 #[test]
@@ -251,9 +403,38 @@ fn damage_is_found() {
     }
     // What leaves no trace in the inode is found by reading.
     assert_out(&cluster.run("mizzen cache verify | sed 's/.*: //'"), 0, "good\n");
-    cluster.run(&format!(
-        "touch -r {copy} x.time; chmod 600 {copy}; printf x | dd of={copy} bs=1 seek=5000 conv=notrunc; chmod 400 {copy}; touch -r x.time {copy}"
-    ));
+    // A byte that no program reads: the last one of a squashfs is padding.
+    let flip = || {
+        cluster.run(&format!(
+            "touch -r {copy} x.time; chmod 600 {copy}; truncate -s -1 {copy}; printf x >> {copy}; chmod 400 {copy}; touch -r x.time {copy}"
+        ))
+    };
+    let pinned = format!("mizzen run /shared/a.sqsh@{} cat /image", digest_of(&cluster, "/shared/a.sqsh"));
+    let note =
+        |image: &str| format!("note: ctl: {image}: its copy on the node is damaged: its content is sha256:");
+    // By a start that asks for the digest, also if the copy was made of another file;
+    for image in ["/shared/a.sqsh", "/shared/same.sqsh"] {
+        cluster.run("cp /shared/a.sqsh /shared/same.sqsh");
+        flip();
+        let found = cluster.run(&pinned.replace("/shared/a.sqsh", image));
+        assert_out(&found, 0, "a\n");
+        assert_eq!(found.stderr.matches(&note(image)).count(), 1, "{}", found.text());
+        assert_sound(&cluster, image);
+        assert_eq!(cluster.run(&pinned).stderr, "");
+    }
+    // by every start, or by none, as the site likes;
+    flip();
+    for (key, found) in [("never", false), ("always", true)] {
+        let toml = format!("{TOML}stage_verify = \"{key}\"\n");
+        cluster.write_everywhere("/etc/mizzen/mizzen.toml", &toml).unwrap();
+        let run = cluster.run(if found { start } else { &pinned });
+        assert_out(&run, 0, "a\n");
+        assert_eq!(run.stderr.contains(&note("/shared/a.sqsh")), found, "{key}: {}", run.text());
+    }
+    assert_sound(&cluster, "always");
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", TOML).unwrap();
+    // and by whoever looks after the copies.
+    flip();
     let verified = cluster.run("mizzen cache verify");
     assert!(
         verified.code == 1 && verified.stdout.contains("broken: its content is sha256:"),

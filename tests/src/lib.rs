@@ -24,6 +24,7 @@ pub mod images;
 pub mod init;
 pub mod machine;
 pub mod release;
+pub mod shared_copies;
 pub mod spec;
 pub mod supervise;
 pub mod trace;
