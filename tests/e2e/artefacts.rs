@@ -149,3 +149,20 @@ fn the_launcher_checks_the_configuration() {
     assert!(code == 1 && stderr.starts_with(&format!("mizzen: {file}: no such file")), "{stderr}");
     assert_eq!(mizzen(&["no-such-command"]).0, 2);
 }
+
+/// SECURITY.md lists the files that act as root for a user: few enough lines for an administrator to read.
+#[test]
+fn what_acts_as_root_is_short() {
+    let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let lines = |file: &str| {
+        let text = fs::read_to_string(format!("{tree}/{file}")).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let counts = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
+        code.lines().filter(counts).count()
+    };
+    let with_images = lines("launcher/src/keeper.rs");
+    let beside =
+        ["spank-plugin/src/root.rs", "spank-plugin/src/keeper.rs", "launcher/src/sys/leases.rs"].map(lines);
+    let all = with_images + beside.iter().sum::<usize>();
+    assert!(with_images < 400 && all < 550, "{with_images} in the keeper, {all} in all");
+}

@@ -128,6 +128,48 @@ fn a_mount_of_the_kernels_gives_no_privilege() {
     assert_eq!(loops(&cluster, name), "");
 }
 
+/// Root resolves no path of the user's, and runs no program for him: what the keeper and its storekeeper name is their own.
+#[test]
+fn the_keeper_names_nothing_of_the_users() {
+    let name = "kernel-paths";
+    let cluster = start(spec(name, "squashfs = \"kernel\"\nowners = [0]"));
+    let begun = "until grep -q ^TracerPid:.[1-9] /proc/$(pgrep -ox slurmd)/status; do sleep 0.05; done";
+    let trace = "exec strace -ff -y -qq -s 300 -o /root/trace -e trace=%file,prctl -p $(pgrep -ox slurmd) 2>/dev/null";
+    let mut tracer = cluster.command("node1", User::Root, &["sh", "-c", trace]).spawn().unwrap();
+    assert_out(&on_node(&cluster, begun), 0, "");
+    assert_eq!(run_in_time(&cluster, "srun -Q --container=/shared/k.sqsh true").code, 0);
+    on_node(&cluster, "pkill -INT -x strace");
+    tracer.wait().unwrap();
+    // From the moment on when the keeper is the launcher's program.
+    let keepers = "cd /root; for t in $(grep -lE '^(execve.*\"mizzen-keeper\"|prctl.*\"mizzen-store\")' trace.*); do \
+                   sed -n '/^execve.*mizzen-keeper/,$p; /mizzen-store/,$p' $t; echo; done";
+    let traced = on_node(&cluster, keepers).stdout;
+    let own = [
+        "/etc/mizzen",
+        "/var/cache",
+        "/proc/self/",
+        "/proc/sys/",
+        "/dev/null",
+        "/dev/loop",
+        "/usr/lib/mizzen/",
+    ];
+    let is_own = |call: &str, path: &str| match path {
+        "/" | "/etc" | "/var" => true,
+        path if path.starts_with('/') => own.iter().any(|own| path.starts_with(own)),
+        // In the directory of the copies, which is also the storekeeper's root.
+        _ => call.contains("</var/cache/kernel-paths") || call == "chroot(\".\")",
+    };
+    let calls: Vec<&str> = traced.lines().filter_map(|line| Some(line.split_once(" = ")?.0.trim())).collect();
+    let named =
+        calls.iter().filter(|call| !["prctl(", "fsconfig("].iter().any(|name| call.starts_with(name)));
+    let foreign: Vec<&&str> =
+        named.filter(|call| call.split('"').nth(1).is_some_and(|path| !is_own(call, path))).collect();
+    assert!(foreign.is_empty(), "{foreign:#?}");
+    let programs = calls.iter().filter(|call| call.starts_with("execve(")).count();
+    let copied = calls.iter().any(|call| call.contains("\"temporary-"));
+    assert!(programs == 1 && copied && traced.contains("move_mount("), "{traced}");
+}
+
 #[test]
 fn only_what_the_limits_admit_is_mounted() {
     let name = "kernel-limits";

@@ -3,11 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
-use mizzen_tests::check::{assert_failed, assert_out, run_in_time};
+use mizzen_tests::check::{assert_failed, assert_out, run_in_time, with_images};
 use mizzen_tests::copies::digest_of;
 use mizzen_tests::images::c_program;
 use mizzen_tests::shared_copies::{CACHE, TOML, assert_nobody_left, assert_sound, cluster, on_node};
-use mizzen_tests::{Output, User};
+use mizzen_tests::{Cluster, Output, Spec, User};
 
 const LAUNCHER: &str = "/usr/lib/mizzen/mizzen-enter";
 #[test]
@@ -238,4 +238,32 @@ fn what_a_user_sends_is_not_believed() {
     assert_sound(&cluster, "locked", 2);
     assert_nobody_left(&cluster, "hostile");
     assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+}
+
+/// The lines for slurm.conf's Prolog in docs/admins.md: copies are there before a job starts.
+#[test]
+fn a_prolog_fills_the_caches() {
+    let manual = include_str!("../../docs/admins.md");
+    let line = |begin: &str| {
+        let found = manual.lines().find(|line| line.trim_start().starts_with(begin)).expect(begin);
+        found.trim().replace("/images/tf.sqsh", "/shared/a.sqsh")
+    };
+    let of_user = line("runuser -u");
+    let of_root = manual.split('`').find(|text| text.starts_with("mizzen stage /images/")).unwrap();
+    let of_root = of_root.replace("/images/tf.sqsh", "/shared/a.sqsh");
+    for (prolog, copies) in [(of_user, "/var/tmp/mizzen-2001"), (of_root, CACHE)] {
+        let toml = if copies == CACHE { TOML } else { "" };
+        let cluster = with_images(Spec {
+            nodes: 1,
+            mizzen_toml: Some(toml.to_owned()),
+            slurm_conf: vec!["Prolog=/etc/slurm/prolog".to_owned()],
+            slurm_files: vec![("prolog".to_owned(), format!("#!/bin/sh\n{prolog}\n"))],
+            ..Cluster::spec("shared-prolog")
+        });
+        on_node(&cluster, "chmod 755 /etc/slurm/prolog");
+        assert_out(&cluster.run("srun -Q true"), 0, "");
+        let made = on_node(&cluster, &format!("ls {copies} | grep -c ^sha256"));
+        assert_eq!(made.stdout, "1\n", "{}{}", made.text(), cluster.slurmd_log("node1"));
+        assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+    }
 }

@@ -153,14 +153,19 @@ fn errors_of_every_call_leave_no_wrong_copy() {
         "unlinkat",
         "fstatfs",
     ];
-    let errors = ["ENOSPC", "EDQUOT", "EIO", "ESTALE"];
+    let errors = ["ENOSPC", "EDQUOT", "EIO", "ESTALE", "EMFILE", "ENOMEM", "EINTR"];
     let (mut in_place, mut refused) = (0, 0);
     for (number, call) in calls.into_iter().enumerate() {
         // Each call with another error; the long form has all of all, once and from then on, at many moments.
-        let chosen: Vec<&str> = if count(0, 1) == 1 { errors.to_vec() } else { vec![errors[number % 4]] };
+        let chosen: Vec<&str> =
+            if count(0, 1) == 1 { errors.to_vec() } else { vec![errors[number % errors.len()]] };
         for (error, when) in chosen.iter().flat_map(|error| (1..=count(1, 12)).map(move |when| (error, when)))
         {
             for when in [format!("{when}"), format!("{when}+")] {
+                // Who is interrupted tries again, for ever if need be.
+                if *error == "EINTR" && when.ends_with('+') {
+                    continue;
+                }
                 let what = format!("{error} of {call} {when}");
                 let inject = inject(call, &format!("error={error}:when={when}"));
                 let run = cluster.run(&format!("rm -rf {CACHE}; strace -f -o /dev/null {inject} {start}"));

@@ -6,6 +6,7 @@ use mizzen_tests::check::{
     Emptiness, assert_failed, assert_out, cancel_at_any_time, count, run_in_time, start_with_busybox,
     with_busybox,
 };
+use mizzen_tests::copies::digest_of;
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::{Cluster, Release, Spec, User};
 
@@ -330,12 +331,20 @@ fn hidden_processes_are_waited_for() {
 }
 
 #[test]
-fn slurms_log_tells_how_long_a_start_took() {
+fn slurms_log_tells_what_ran_and_how_long_its_start_took() {
     let mut spec = Spec { nodes: 1, ..Cluster::spec("times") };
-    spec.slurm_conf = vec!["SlurmdDebug=debug".to_owned()];
+    spec.slurm_conf = vec!["SlurmdDebug=info".to_owned()];
     let cluster = start_with_busybox(spec);
-    assert_out(&cluster.run(&format!("srun -n2 {IMAGE} true")), 0, "");
-    let log = cluster.slurmd_log("node1");
-    let line = log.lines().find(|line| line.contains("mizzen: /shared/bb.sqsh: stage ")).expect(&log);
-    assert!(line.contains("[1.0] ") && line.contains(" ms, plan ") && line.contains(" ms, mount "), "{line}");
+    let digest = digest_of(&cluster, "/shared/bb.sqsh");
+    for (step, options, known) in
+        [("1.0", "", String::new()), ("2.0", "--container-stage=always", format!("@{digest}"))]
+    {
+        let run = cluster.run(&format!("srun -Q -n2 {options} {IMAGE} true"));
+        assert_eq!((run.code, run.text().contains("mizzen")), (0, false), "{}", run.text());
+        let log = cluster.slurmd_log("node1");
+        let begin = format!("mizzen: /shared/bb.sqsh{known}: stage ");
+        let line = log.lines().find(|line| line.contains(&begin)).expect(&log);
+        let parts = line.contains(" ms, plan ") && line.contains(" ms, mount ");
+        assert!(line.contains(&format!("[{step}] ")) && parts, "{line}");
+    }
 }
