@@ -204,6 +204,7 @@ fn what_a_user_sends_is_not_believed() {
     }
     // What it would take an hour to close is not closed: the keeper ends, and a copy that it had given out is free.
     on_node(&cluster, "ip link set lo up");
+    let deaf = cluster.command("node1", User::Bob, &["/shared/ask", "listen", "60"]).spawn();
     for how in ["l", "L"] {
         let (said, step) =
             ask(&format!("ulimit -n 1024; /shared/ask s /shared/a.sqsh; /shared/ask s x {how}"));
@@ -214,6 +215,10 @@ fn what_a_user_sends_is_not_believed() {
         let removed = on_node(&cluster, "mizzen cache remove --all");
         assert!(!removed.stdout.contains("in use"), "{how}: {}", removed.text());
     }
+    let mut deaf = deaf.unwrap();
+    assert_eq!(deaf.try_wait().unwrap(), None);
+    deaf.kill().unwrap();
+    deaf.wait().unwrap();
     assert_out(
         &cluster.run("for i in a b; do srun -Q --container=/shared/$i.sqsh cat /image; done"),
         0,
