@@ -114,6 +114,24 @@ fn kills_and_faults_leave_no_wrong_copy() {
         }
     }
     assert!(killed >= 6, "only {killed} were killed");
+    // The long form: at every system call of each of the three, one after the other.
+    let mut undisturbed = 0;
+    for when in (1..).take_while(|_| count(0, 1) == 1) {
+        let staged = on_node(
+            &cluster,
+            &format!(
+                "rm -rf {CACHE}; strace -f -o /dev/null -e trace=all -e inject=all:signal=KILL:when={when} mizzen stage /shared/a.sqsh"
+            ),
+        );
+        undisturbed = if staged.code == 0 { undisturbed + 1 } else { 0 };
+        if undisturbed == 5 {
+            break;
+        }
+        let what = format!("KILL at call {when}");
+        assert_out(&run_in_time(&cluster, start), 0, "a\n");
+        assert_sound(&cluster, &what, 1);
+    }
+    assert_nobody_left(&cluster, "killed");
     for (call, error, why) in [
         ("splice,pwrite64", "ENOSPC", "cannot write the copy: No space left on device"),
         ("splice,pwrite64", "EIO", "cannot write the copy: Input/output error"),

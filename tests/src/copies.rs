@@ -46,18 +46,19 @@ pub fn staging_cluster(name: &str, toml: &str) -> Cluster {
 }
 
 /// The copies in a user's directory on the login node.
-pub fn copies_in(cluster: &Cluster, cache: &str) -> Vec<String> {
-    let found = cluster.run(&format!("ls {cache} 2>/dev/null | grep ^sha256-"));
+pub fn copies_in(cluster: &Cluster, user: User, cache: &str) -> Vec<String> {
+    let found = cluster.run_on("ctl", user, &format!("ls {cache} 2>/dev/null | grep ^sha256-"));
     found.stdout.lines().map(str::to_owned).collect()
 }
 
 /// Every copy has the content that it is named by, and nothing unfinished has a copy's name.
 #[track_caller]
-pub fn assert_sound_in(cluster: &Cluster, cache: &str, what: &str) {
-    let wrong = cluster.run(&format!(
+pub fn assert_sound_in(cluster: &Cluster, user: User, cache: &str, what: &str) {
+    let script = format!(
         "cd {cache} && for copy in sha256-*; do [ -e $copy ] || continue; \
          [ sha256-$(sha256sum < $copy | cut -d' ' -f1) = $copy ] || echo $copy; done"
-    ));
+    );
+    let wrong = cluster.run_on("ctl", user, &script);
     assert_eq!(wrong.stdout, "", "{what}: wrong copies: {}", wrong.text());
 }
 
@@ -89,11 +90,11 @@ const SERVER: &str = "for p in $(pgrep -x bindfs); do \
 
 /// The copies in Alice's folder.
 pub fn copies(cluster: &Cluster) -> Vec<String> {
-    copies_in(cluster, CACHE)
+    copies_in(cluster, User::Alice, CACHE)
 }
 
 /// Fails unless each of them is whole.
 #[track_caller]
 pub fn assert_sound(cluster: &Cluster, what: &str) {
-    assert_sound_in(cluster, CACHE, what);
+    assert_sound_in(cluster, User::Alice, CACHE, what);
 }
