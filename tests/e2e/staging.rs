@@ -343,6 +343,14 @@ fn the_limits_hold() {
     let note =
         "note: ctl: /shared/1 is used where it is: /small/mizzen-2001: cannot write the copy: File too large";
     assert_eq!(limited.stderr.matches(note).count(), 1, "{}", limited.text());
+    let nothing = cluster.run(
+        "(ulimit -f 0; mizzen run --stage=never /shared/1 cat /image) 2>&1 | cat >&2; exit ${PIPESTATUS[0]}",
+    );
+    assert_failed(
+        &nothing,
+        125,
+        ": File too large\nmizzen: hint: your limit on the size of files: ulimit -f",
+    );
     assert_eq!(kept(), "2 3 4");
     let verified: serde_json::Value =
         serde_json::from_str(&cluster.run("mizzen cache verify --json").stdout).unwrap();

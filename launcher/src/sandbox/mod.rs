@@ -117,6 +117,8 @@ impl Servers {
 
 /// Mounts everything and makes it the root directory of the calling process.
 fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
+    // The user's limit on the size of files is a failure with a name, and not the end of this process.
+    let _unharmed = sys::Ignored::new(Signal::SIGXFSZ);
     // The user's mask is for the program's files, not for the container's directories.
     let mask = umask(Mode::from_bits_truncate(0o022));
     let entered = mount_and_enter(plan, servers);

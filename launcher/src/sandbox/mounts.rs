@@ -3,12 +3,13 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{cause, quote};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::mount::{MsFlags, mount};
@@ -103,7 +104,12 @@ pub fn apply(
                 continue; // the only mount that devices work on
             }
             (What::File(content), _) => file_on(place.as_fd(), content).map_err(|error| {
-                Failure::new(format!("cannot put a file on {}: {error}", target.display()))
+                let failure =
+                    Failure::new(format!("cannot put a file on {}: {}", target.display(), cause(&error)));
+                match error.kind() {
+                    io::ErrorKind::FileTooLarge => failure.hint("your limit on the size of files: ulimit -f"),
+                    _ => failure,
+                }
             })?,
             (What::Squashfs(_), _) => {
                 let server = servers.next().ok_or_else(|| Failure::new("a file server is missing"))?;
@@ -163,7 +169,7 @@ fn new_file_system(kind: &str, place: &OwnedFd, options: &str) -> Result<(), Fai
         .map_err(|errno| Failure::new(format!("cannot mount {kind} ({options}): {}", errno.desc())))
 }
 
-fn file_on(place: BorrowedFd, content: &[u8]) -> std::io::Result<()> {
+fn file_on(place: BorrowedFd, content: &[u8]) -> io::Result<()> {
     // In the workshop; the file lives on in the mount when its name is gone.
     let name = Path::new("/file");
     fs::write(name, content)?;
@@ -265,7 +271,7 @@ pub fn restrict(mounted: BorrowedFd, shown: &Path, flags: MsFlags) -> Result<(),
 }
 
 /// The same for Linux before 5.12: every mount is remounted with the flags that it has and those that are added.
-fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> std::io::Result<()> {
+fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
     let top = fs::read_link(proc_path(mounted))?;
     for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
         let fields: Vec<&str> = line.split(' ').collect();
