@@ -197,9 +197,9 @@ fn only_what_the_limits_admit_is_mounted() {
     assert_out(&reader("/shared/bobs"), 0, "kernel\n");
     // Whoever had a file before its owner may have it still.
     cluster.run("cp /shared/k.sqsh /shared/was-mine");
-    let holding = "exec 9<>/shared/was-mine; for i in $(seq 100); do [ -e let-go ] && exit; sleep 0.1; done";
+    let holding = "exec 9<>/shared/was-mine; touch held; for i in $(seq 100); do [ -e let-go ] && exit; sleep 0.1; done";
     let holder = cluster.command("ctl", User::Alice, &["bash", "-c", holding]).spawn();
-    cluster.run_as_root("sleep 0.3; chown root /shared/was-mine; chmod 644 /shared/was-mine");
+    cluster.run_as_root("until [ -e /home/alice/held ]; do sleep 0.05; done; chown root /shared/was-mine; chmod 644 /shared/was-mine");
     assert_failed(
         &reader("/shared/was-mine"),
         125,

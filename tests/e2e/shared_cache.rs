@@ -205,6 +205,7 @@ fn what_a_user_sends_is_not_believed() {
     // What it would take an hour to close is not closed: the keeper ends, and a copy that it had given out is free.
     on_node(&cluster, "ip link set lo up");
     let deaf = cluster.command("node1", User::Bob, &["/shared/ask", "listen", "60"]).spawn();
+    assert_out(&on_node(&cluster, "until ss -Hltn | grep -q :7000; do sleep 0.05; done"), 0, "");
     for how in ["l", "L"] {
         let (said, step) =
             ask(&format!("ulimit -n 1024; /shared/ask s /shared/a.sqsh; /shared/ask s x {how}"));

@@ -254,26 +254,25 @@ fn signal_server_of(cluster: &Cluster, signal: &str) {
 /// Copies in the making count with their whole size: those who begin at the same time do not fill the disk together.
 #[test]
 fn limits_hold_for_copies_in_the_making() {
-    let cluster = cluster("promised", &format!("{TOML}stage_max_size = \"40m\"\n"));
+    let cluster = cluster("promised", &format!("{TOML}stage_max_size = \"60m\"\n"));
     slow_source(&cluster);
-    cluster.run("head -c 24000000 /dev/urandom > noise; for i in a b; do cat /shared/$i.sqsh noise > /shared/$i.big; done");
-    let both = run_in_time(
-        &cluster,
-        "srun --container=/slow/a.big cat /image > one & sleep 1.5; srun --container=/slow/b.big cat /image; wait; cat one",
-    );
-    assert_out(&both, 0, "b\na\n");
-    assert!(
-        both.stderr.contains("note: node1: /slow/b.big is used where it is: no room for 2"),
-        "{}",
-        both.text()
-    );
+    cluster.run("head -c 40000000 /dev/urandom > noise; for i in a b; do cat /shared/$i.sqsh noise > /shared/$i.big; done");
+    let (first, second) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| run_in_time(&cluster, "srun -Q --container=/slow/a.big cat /image"));
+        on_node(&cluster, COPYING);
+        let second = run_in_time(&cluster, "srun -Q --container=/slow/b.big cat /image");
+        (first.join().unwrap(), second)
+    });
+    assert_out(&first, 0, "a\n");
+    assert_out(&second, 0, "b\n");
+    let full = "note: node1: /slow/b.big is used where it is: no room for 4";
+    assert!(second.stderr.contains(full), "{}", second.text());
     assert_sound(&cluster, "promised", 1);
     // Afterwards the older one makes room. A user at the same time as another gets one copy between them.
-    cluster.run("rm one");
-    let second = "srun -Q --container=/slow/b.big cat /image";
+    let start = "srun -Q --container=/slow/b.big cat /image";
     let users = std::thread::scope(|scope| {
-        let alice = scope.spawn(|| cluster.run(second));
-        let bob = scope.spawn(|| cluster.run_on("ctl", User::Bob, second));
+        let alice = scope.spawn(|| cluster.run(start));
+        let bob = scope.spawn(|| cluster.run_on("ctl", User::Bob, start));
         [alice, bob].map(|user| user.join().unwrap())
     });
     for user in users {

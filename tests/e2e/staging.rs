@@ -280,21 +280,22 @@ fn progress_is_shown_once() {
     let step = cluster.run("srun -N2 -n4 --container=/slow/slow.sqsh cat /image");
     assert_out(&step, 0, &"a\n".repeat(4));
     let lines: Vec<&str> = step.stderr.lines().filter(|line| line.contains("copying to the node")).collect();
-    let is_good = |line: &&str| {
-        let state = line.strip_prefix("mizzen: node1: /slow/slow.sqsh: copying to the node: ");
-        let words: Vec<&str> = state.unwrap_or_default().split(' ').collect();
-        matches!(words[..], [percent, "%", _, "MB/s)"] if (1..100).contains(&percent.parse().unwrap_or(0)))
+    let percent = |line: &&str| {
+        let state = line.strip_prefix("mizzen: node1: /slow/slow.sqsh: copying to the node: ")?;
+        let (percent, rate) = state.split_once(" % (")?;
+        rate.strip_suffix(" MB/s)")?.parse::<u32>().ok()?;
+        percent.parse::<u32>().ok()
     };
-    assert!(!lines.is_empty() && lines.iter().all(is_good), "{}", step.text());
+    let percents: Vec<Option<u32>> = lines.iter().map(percent).collect();
+    assert!(percents.first().is_some_and(|first| first.is_some_and(|first| (1..100).contains(&first))));
+    assert!(percents.iter().all(Option::is_some), "{}", step.text());
     // Each line fits into the terminal, or it could not be renewed.
     let terminal =
         cluster.run("script -qec 'stty cols 70; mizzen stage /slow/slow.sqsh' /dev/null < /dev/null");
     let shown: Vec<&str> = terminal.stdout.split('\r').filter(|line| line.contains("MB/s")).collect();
-    let is_good = |line: &&str| {
-        let text = line.trim_end_matches("\u{1b}[K");
-        text.contains(": copying to the node: [#") && text.contains("-]  ") && text.chars().count() < 70
-    };
-    assert!(shown.len() > 3 && shown.iter().all(is_good), "{:?}", terminal.stdout);
+    let fits = |line: &&str| line.trim_end_matches("\u{1b}[K").chars().count() < 70;
+    assert!(shown.len() > 3 && shown.iter().all(fits), "{:?}", terminal.stdout);
+    assert!(shown[0].contains(": copying to the node: [#") && shown[0].contains("-]  "), "{:?}", shown[0]);
 }
 
 #[test]
