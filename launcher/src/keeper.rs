@@ -60,6 +60,7 @@ const PSEUDO: &str = "proc sysfs cgroup cgroup2 debugfs tracefs securityfs selin
 const LOOP_SET_FD: libc::Ioctl = 0x4c00;
 const LOOP_CLEAR_FD: libc::Ioctl = 0x4c01;
 const LOOP_SET_STATUS64: libc::Ioctl = 0x4c04;
+const LOOP_GET_STATUS64: libc::Ioctl = 0x4c05;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
 /// Nobody writes to it, and it goes with its last user.
@@ -337,8 +338,10 @@ fn mount_copy(copy: &File, cache: &Cache) -> Result<(), String> {
     let place = openat(&cache.dir, MOUNT, flags, Mode::empty())
         .map_err(|errno| failed("cannot open the place for it", errno))?;
     // Until the mount is there, this keeps the device.
-    let (_device, path) =
-        attach_loop(copy).map_err(|error| format!("cannot get a loop device: {}", cause(&error)))?;
+    let (_device, path) = match find_loop(&found) {
+        Some(device) => device,
+        None => attach_loop(copy).map_err(|error| format!("cannot get a loop device: {}", cause(&error)))?,
+    };
     mount_device(&path, &place).map_err(|errno| failed("cannot mount it", errno))
 }
 
@@ -365,12 +368,13 @@ fn mount_device(device: &Path, place: &OwnedFd) -> Result<(), Errno> {
 
 /// `struct loop_info64`; what is not named is zero.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct LoopInfo {
+    /// File system and inode of the file, the device's own number, the offset in the file, and its limit.
     numbers: [u64; 5],
     more_numbers: [u32; 3],
     flags: u32,
-    names: [u8; 160],
+    names: [u64; 20],
     init: [u64; 2],
 }
 
@@ -381,6 +385,29 @@ struct LoopConfig {
     block_size: u32,
     info: LoopInfo,
     reserved: [u64; 8],
+}
+
+/// The device that another step on the node has for the same copy. The kernel keeps what it has inflated of a device for all
+/// mounts of it: a step beside another one starts as from a directory, and the memory is used once.
+fn find_loop(copy: &fs::Metadata) -> Option<(File, PathBuf)> {
+    let names = fs::read_dir("/sys/block").ok()?.flatten();
+    let bound = names.filter(|entry| entry.path().join("loop/backing_file").exists());
+    let mut paths = bound.map(|entry| Path::new("/dev").join(entry.file_name()));
+    // As long as it is open it stays what it is.
+    let opened = |path: &PathBuf| File::open(path).ok().filter(|device| is_loop_of(device, copy));
+    paths.find_map(|path| Some((opened(&path)?, path)))
+}
+
+/// Whether a device is made of this file, as `attach_loop` makes it.
+#[allow(unsafe_code)] // ioctl
+fn is_loop_of(device: &File, copy: &fs::Metadata) -> bool {
+    let mut info = LoopInfo::default();
+    // SAFETY: the kernel fills a structure of this form.
+    let told = check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) });
+    let [file_system, inode, _, offset, limit] = info.numbers;
+    told.is_ok()
+        && (file_system, inode, offset, limit) == (copy.dev(), copy.ino(), 0, 0)
+        && info.flags & READ_ONLY_AUTOCLEAR == READ_ONLY_AUTOCLEAR
 }
 
 /// Makes a read-only block device of a file: its descriptor, and its path. It vanishes when nobody has it open or mounted.
@@ -403,8 +430,7 @@ fn attach_loop(file: &File) -> io::Result<(File, PathBuf)> {
 
 #[allow(unsafe_code)] // ioctl
 fn configure_loop(device: &File, file: &File) -> io::Result<()> {
-    let flags = READ_ONLY_AUTOCLEAR;
-    let info = LoopInfo { numbers: [0; 5], more_numbers: [0; 3], flags, names: [0; 160], init: [0; 2] };
+    let info = LoopInfo { flags: READ_ONLY_AUTOCLEAR, ..LoopInfo::default() };
     let config = LoopConfig { fd: file.as_raw_fd() as u32, block_size: 0, info, reserved: [0; 8] };
     // SAFETY: the kernel reads a structure of this form.
     match check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) }) {
@@ -430,48 +456,4 @@ fn check(outcome: i32) -> io::Result<i32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::fs::CWD;
-
-    const MOUNTS: &str = "36 35 98:0 / / rw - ext4 /dev/sda rw\n\
-        40 36 0:51 / /shared rw,nosuid shared:7 master:1 - fuse.bindfs /x rw,user_id=0,group_id=0,allow_other\n\
-        41 36 0:52 / /home/u/m rw - fuse.sshfs u@h: rw,user_id=1000,group_id=1000\n\
-        42 36 0:53 / /proc rw - proc proc rw\n\
-        43 36 0:54 / /odd rw - fuse x rw,xuser_id=0\n";
-
-    #[test]
-    fn files_count_only_on_mounts_of_roots() {
-        assert_eq!(check_mount("36", MOUNTS).unwrap(), "ext4 /dev/sda ");
-        assert_eq!(check_mount("40", MOUNTS).unwrap(), "fuse.bindfs /x ");
-        for (id, why) in [
-            ("41", "a user serves"),
-            ("43", "a user serves"),
-            ("42", "it lies on proc"),
-            ("3", "not lie on a mount"),
-            ("", "not lie on a mount"),
-        ] {
-            let refused = check_mount(id, MOUNTS).unwrap_err();
-            assert!(refused.contains(why), "{id}: {refused}");
-        }
-    }
-
-    #[test]
-    fn descriptors_that_can_do_more_than_read_are_refused() {
-        let file = std::env::temp_dir().join(format!("mizzen-keeper-{}", std::process::id()));
-        let writable =
-            File::options().write(true).read(true).create(true).truncate(true).open(&file).unwrap();
-        assert!(look_at(&writable.into()).unwrap_err().contains("not open for reading alone"));
-        let path_only = openat(CWD, &file, OFlags::PATH, Mode::empty()).unwrap();
-        assert!(look_at(&path_only).unwrap_err().contains("not open for reading alone"));
-        let found = look_at(&File::open(&file).unwrap().into()).unwrap();
-        assert_eq!((found.path.canonicalize().unwrap(), found.links), (file.canonicalize().unwrap(), 1));
-        assert!(
-            look_at(&File::open(std::env::temp_dir()).unwrap().into()).unwrap_err().contains("not a file")
-        );
-        assert!(
-            look_at(&File::open("/proc/self/status").unwrap().into()).unwrap_err().contains("lies on proc")
-        );
-        fs::remove_file(&file).unwrap();
-    }
-}
+mod tests;

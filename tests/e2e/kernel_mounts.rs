@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 use mizzen_tests::check::{Emptiness, assert_failed, assert_out, one_node, run_in_time};
@@ -151,6 +151,7 @@ fn the_keeper_names_nothing_of_the_users() {
         "/proc/sys/",
         "/dev/null",
         "/dev/loop",
+        "/sys/block",
         "/usr/lib/mizzen/",
     ];
     let is_own = |call: &str, path: &str| match path {
@@ -364,6 +365,53 @@ fn without_limits_or_by_another_wish_it_is_not_used() {
         assert!(checked.code == 1 && checked.stderr.contains(why), "{}", checked.text());
     }
     assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+}
+
+/// What the kernel has inflated for one step is there for the others that run beside it, of whatever user.
+#[test]
+fn steps_at_the_same_time_share_a_device() {
+    let name = "kernel-beside";
+    let cluster = start(spec(name, "squashfs = \"kernel\"\nowners = [0]"));
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    let srun = "srun -Q --overlap --no-container-mount-home --container-workdir=/ --container=/shared/k.sqsh";
+    let until = |file: &str| format!("until [ -e /shared/{file} ]; do sleep 0.05; done");
+    let waiting = |user: User, start: &str, end: &str| {
+        let mounts = "--container-mounts=/shared:/var/tmp";
+        let inside =
+            format!("touch /var/tmp/{start}; until [ -e /var/tmp/{end} ]; do sleep 0.1; done; cat /image");
+        cluster
+            .command("ctl", user, &["bash", "-c", &format!("{srun} {mounts} sh -c '{inside}'")])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let first = waiting(User::Alice, "first", "end-first");
+    cluster.run(&until("first"));
+    let second = waiting(User::Bob, "second", "end-second");
+    cluster.run(&until("second"));
+    assert_eq!(loops(&cluster, name), "1 1\n");
+    // It stays as long as one of them does.
+    cluster.run("touch /shared/end-first");
+    assert_eq!(first.wait_with_output().unwrap().stdout, b"kernel\n");
+    assert_eq!(loops(&cluster, name), "1 1\n");
+    assert_out(&cluster.run(&format!("{srun} cat /image")), 0, "kernel\n");
+    cluster.run("touch /shared/end-second");
+    assert_eq!(second.wait_with_output().unwrap().stdout, b"kernel\n");
+    empty.assert_again(&cluster, "two steps");
+    assert_eq!(loops(&cluster, name), "");
+    // A device that somebody has made otherwise of the same file is left alone.
+    let other = format!("losetup --find --show --read-only --offset 4096 /var/cache/{name}/sha256-*");
+    let device = on_node(&cluster, &other).stdout;
+    assert_out(&cluster.run(&format!("{srun} sh -c \"{READER}; cat /image\"")), 0, "kernel\nkernel\n");
+    assert_out(&on_node(&cluster, &format!("losetup -d {device}")), 0, "");
+    // All at once: they come and go as they like.
+    let many =
+        "for i in $(seq 24); do srun -Q --overlap -n1 --container=/shared/k.sqsh cat /image & done; wait";
+    let many = cluster.run(&format!("salloc -Q -n8 bash -c '{many}'"));
+    assert_out(&many, 0, &"kernel\n".repeat(24));
+    cluster.run("rm /shared/first /shared/second /shared/end-*");
+    empty.assert_again(&cluster, "many steps");
+    assert_eq!(loops(&cluster, name), "");
 }
 
 #[test]
