@@ -236,7 +236,9 @@ fn look_for(name: &Path, directory: &Path, config: &Config) -> Result<(PathBuf, 
     }
     let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();
     let message = format!("no such image; tried {}", tried.join(", "));
-    Err(Failure::new(message).hint(if name.is_absolute() {
+    Err(Failure::new(message).hint(if name.as_os_str().as_bytes().windows(4).any(|part| part == b"@sha") {
+        "IMAGE@sha256:HEX takes 64 hexadecimal digits"
+    } else if name.is_absolute() {
         "it must exist on this node, and you must be able to see it"
     } else {
         "a relative path starts at the current directory"

@@ -27,6 +27,20 @@ pub fn decode_failure(text: &str) -> Failure {
     }
 }
 
+/// Begins the variable where srun has found that there can be no container; what it tells otherwise is a list.
+const REFUSAL: &[u8] = b"!";
+
+/// The failure on its way from srun to the nodes, whose message it becomes.
+pub fn encode_refusal(failure: &Failure) -> String {
+    format!("!{}", encode_failure(failure))
+}
+
+/// Reads it back, if it is one.
+pub fn decode_refusal(variable: &[u8]) -> Option<Failure> {
+    let text = variable.strip_prefix(REFUSAL)?;
+    Some(decode_failure(&String::from_utf8_lossy(text)))
+}
+
 /// When an image is copied to the node before it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -133,6 +147,15 @@ mod tests {
         for text in ["g", "-1", "101%", "1gg", "10Q", "99999999t", " 1g", "1.5g", "%"] {
             assert!(Amount::parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn refusals_survive_their_text() {
+        for failure in [Failure::new("no such image"), Failure::new("é: broken").hint("copy it again")] {
+            assert_eq!(decode_refusal(encode_refusal(&failure).as_bytes()), Some(failure));
+        }
+        assert_eq!(decode_refusal(b"[]"), None);
+        assert_eq!(decode_refusal(b""), None);
     }
 
     #[test]

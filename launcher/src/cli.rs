@@ -117,11 +117,15 @@ pub enum CacheCommand {
     /// Remove the copies that exceed the site's limits, and what was left by crashes
     Prune,
     /// Remove copies
+    #[command(
+        override_usage = "mizzen cache remove [OPTIONS] <IMAGES>...\n       mizzen cache remove [OPTIONS] --all"
+    )]
     Remove {
         /// All that are not in use
-        #[arg(long, required_unless_present = "images")]
+        #[arg(long, conflicts_with = "images")]
         all: bool,
         /// By digest, or by the path of the image
+        #[arg(required_unless_present = "all")]
         images: Vec<String>,
     },
 }

@@ -21,7 +21,7 @@ mod step;
 mod sys;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -30,6 +30,7 @@ use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
 use cli::{CacheCommand, Cli, Command};
+use stage::commands::Stager;
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os();
@@ -71,9 +72,7 @@ fn main() -> ExitCode {
         Command::Inspect { json, image } => inspect::inspect(&image).and_then(|found| {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
         }),
-        Command::Stage { images } => Config::load(&Source::Default)
-            .and_then(|config| stage::commands::stage(&images, &config))
-            .and_then(|text| print(&text)),
+        Command::Stage { images } => return stage_all(&images),
         Command::Cache { json, command } => return cache(&command, json),
         Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
         Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
@@ -101,6 +100,25 @@ fn run(container: cli::ContainerArgs) -> ExitCode {
             ExitCode::from(unstartable.code)
         }
     }
+}
+
+/// One that fails does not keep the others from being copied.
+fn stage_all(images: &[PathBuf]) -> ExitCode {
+    let stager = match Config::load(&Source::Default).and_then(Stager::new) {
+        Ok(stager) => stager,
+        Err(failure) => {
+            report(&failure);
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut code = ExitCode::SUCCESS;
+    for image in images {
+        if let Err(failure) = stager.stage(image).and_then(|line| print(&line)) {
+            report(&failure);
+            code = ExitCode::FAILURE;
+        }
+    }
+    code
 }
 
 fn cache(command: &CacheCommand, json: bool) -> ExitCode {

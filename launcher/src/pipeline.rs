@@ -194,6 +194,15 @@ fn open_data(path: &Path, staging: &Staging) -> Result<squashfs::Image, Failure>
     }
 }
 
+/// Whether a file is as long as it says, and can be read.
+pub fn check_content(opened: &Opened) -> Result<(), Failure> {
+    match opened.kind {
+        Kind::Squashfs => open_squashfs(opened, 0).map(drop),
+        Kind::Sif { offset, .. } => open_squashfs(opened, offset).map(drop),
+        Kind::Directory => Ok(()),
+    }
+}
+
 fn open_squashfs(opened: &Opened, offset: u64) -> Result<squashfs::Image, Failure> {
     let shown = quote(opened.path.as_os_str().as_bytes());
     let file = opened.file.try_clone().map_err(|error| Failure::new(format!("{shown}: {error}")))?;

@@ -10,22 +10,33 @@ use std::process::{Command, Stdio};
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::cause;
-use mizzen_core::staging::{self, BROADCAST_VARIABLE, Policy};
+use mizzen_core::staging::{self, BROADCAST_VARIABLE, Policy, encode_refusal};
 use mizzen_core::{Failure, Request};
 
 use crate::spank::{self, Spank, Step};
 use crate::state;
 
 /// Sends the image, and tells the nodes about it. What only this way to the nodes lacks is no failure: they copy the image
-/// themselves then. A failure ends srun.
+/// themselves then. A failure is told to them as well, and ends their tasks: if srun ended here, it would leave a step behind
+/// that no task ever ends, and that keeps the job's next step waiting.
 pub fn send(spank: &Spank) -> Result<(), Failure> {
+    match try_to_send(spank) {
+        Ok(None) => {}
+        Ok(Some(deliveries)) => spank::set_variable(BROADCAST_VARIABLE, &deliveries),
+        Err(failure) => spank::set_variable(BROADCAST_VARIABLE, &encode_refusal(&failure)),
+    }
+    Ok(())
+}
+
+/// What the nodes are to know of it.
+fn try_to_send(spank: &Spank) -> Result<Option<String>, Failure> {
     let (request, components) = {
         let state = state::lock();
         (state.request.clone(), state.components)
     };
     match request {
         Some(Request::Container(container)) if container.settings.stage == Some(Policy::Broadcast) => {}
-        _ => return Ok(()),
+        _ => return Ok(None),
     }
     // They share srun's environment, and each has a thread of its own here.
     if components > 1 {
@@ -53,11 +64,7 @@ pub fn send(spank: &Spank) -> Result<(), Failure> {
     let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut answer));
     let ended = child.wait();
     match (ended.map(|status| status.code()), read) {
-        (Ok(Some(0)), Some(Ok(_))) if answer.is_empty() => Ok(()),
-        (Ok(Some(0)), Some(Ok(_))) => {
-            spank::set_variable(BROADCAST_VARIABLE, &answer);
-            Ok(())
-        }
+        (Ok(Some(0)), Some(Ok(_))) => Ok(Some(answer).filter(|answer| !answer.is_empty())),
         (Ok(Some(1)), Some(Ok(_))) => Err(staging::decode_failure(&answer)),
         // Ctrl-C, most of the time: whoever interrupts the broadcast does not want to go on without it.
         _ => Err(Failure::new("the broadcast of the image was interrupted")),
@@ -65,9 +72,9 @@ pub fn send(spank: &Spank) -> Result<(), Failure> {
 }
 
 /// Goes on without a broadcast.
-fn without(why: &str) -> Result<(), Failure> {
+fn without(why: &str) -> Result<Option<String>, Failure> {
     spank::inform(&format!("every node copies the image itself: {why}"));
-    Ok(())
+    Ok(None)
 }
 
 /// The directory of srun itself, where sbcast of the same release is.

@@ -99,18 +99,34 @@ fn the_source_is_read_once(release: Release) {
         "{release}: {}",
         kept(&cluster, "node1")
     );
-    // Other content than was asked for stops srun before anything is sent.
+    // Other content than was asked for is not sent, nor is anything else if a data mount is missing. The step ends, and the
+    // next one of the job has its turn.
+    forget(&cluster);
     let other = cluster.run("sha256sum < /shared/b.sqsh").stdout[..64].to_owned();
-    let wrong = cluster.run(&format!(
-        "srun -N3 --container-image=/shared/big.sqsh@sha256:{other} --container-stage=bcast touch /shared/marker"
-    ));
-    assert_failed(
-        &wrong,
-        1,
-        &format!("mizzen: /shared/big.sqsh: its content is sha256:{hex}, not sha256:{other}"),
-    );
-    assert_eq!(wrong.stderr.matches("its content is").count(), 1, "{}", wrong.text());
-    assert_eq!(cluster.run("ls /shared/marker").stdout, "");
+    for (what, why) in [
+        (
+            format!("--container-image=/shared/big.sqsh@sha256:{other}"),
+            format!("/shared/big.sqsh: its content is sha256:{hex}, not sha256:{other}"),
+        ),
+        (
+            "--container-image=/shared/big.sqsh --container-mounts=/nosuch:/data:squashfs".to_owned(),
+            "/nosuch: No such file or directory".to_owned(),
+        ),
+    ] {
+        let refused = run_in_time(
+            &cluster,
+            &format!(
+                "salloc -Q -N3 bash -c 'srun -N3 {what} --container-stage=bcast touch /shared/marker; echo $?; srun -N3 echo next'"
+            ),
+        );
+        assert_out(&refused, 0, &format!("125\n{}", "next\n".repeat(3)));
+        for node in NODES {
+            let message = format!("mizzen: {node}: {why}");
+            assert_eq!(refused.stderr.matches(&message).count(), 1, "{message}: {}", refused.text());
+            assert_eq!(kept(&cluster, node), "", "{node}");
+        }
+        assert_eq!(cluster.run("ls /shared/marker").stdout, "");
+    }
     assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
 }
 
@@ -203,7 +219,7 @@ fn what_goes_wrong_on_the_way_is_made_good() {
         assert_eq!(told.stdout.lines().count(), 1, "{}", told.text());
     };
     for (whom, code, stdout, said) in [
-        ("mizzen-enter", 1, "", "mizzen: the broadcast of the image was interrupted".to_owned()),
+        ("mizzen-enter", 125, "", "mizzen: node1: the broadcast of the image was interrupted".to_owned()),
         ("sbcast", 0, "a\na\na\n", format!("{not_sent}sbcast was ended by SIGTERM")),
     ] {
         slurmd("STOP");

@@ -147,7 +147,7 @@ fn kills_and_faults_leave_no_wrong_copy() {
             &format!("rm -rf {CACHE}; strace -f -o /dev/null {inject} mizzen stage /shared/a.sqsh"),
         );
         let noted =
-            staged.stderr.contains("/shared/a.sqsh is used where it is: ") && staged.stderr.contains(why);
+            staged.stderr.contains("mizzen: /shared/a.sqsh: no copy: ") && staged.stderr.contains(why);
         assert!(staged.code == 1 && noted, "{call} {error}: {}", staged.text());
         let left = on_node(&cluster, &format!("ls {CACHE} | grep -E '^(sha256|temporary)'"));
         assert_eq!(left.stdout, "", "{call} {error}");

@@ -335,14 +335,14 @@ fn the_limits_hold() {
     // A copy that cannot have room removes no other one.
     limit("stage_max_size = \"5m\"\nstage_keep_free = \"\"");
     let refused = cluster.run("mizzen stage /shared/1");
-    assert_failed(&refused, 1, "/shared/1 is used where it is: no room for 1");
+    assert_failed(&refused, 1, "mizzen: /shared/1: no copy: no room for 1");
     assert_eq!(kept(), "2 3 4");
     // Nor has one that is larger than the user's files may be.
     limit("stage_max_size = \"\"\nstage_keep_free = \"\"");
     let limited = cluster.run("ulimit -f 1000; mizzen run /shared/1 cat /image");
     assert_out(&limited, 0, "a\n");
-    let note =
-        "note: ctl: /shared/1 is used where it is: /small/mizzen-2001: cannot write the copy: File too large";
+    let note = "note: ctl: /shared/1 is used where it is: /small/mizzen-2001: cannot write the copy: \
+                File too large (your limit on the size of files: ulimit -f)";
     assert_eq!(limited.stderr.matches(note).count(), 1, "{}", limited.text());
     let nothing = cluster.run(
         "(ulimit -f 0; mizzen run --stage=never /shared/1 cat /image) 2>&1 | cat >&2; exit ${PIPESTATUS[0]}",
@@ -492,7 +492,24 @@ fn images_can_be_copied_beforehand_and_removed() {
         &format!("/shared/a.sqsh: {a} copied\n/shared/b.sqsh: {b} copied\n/shared/a.sqsh: {a} was there\n"),
     );
     assert_failed(&cluster.run(&format!("mizzen stage /shared/a.sqsh@{b}")), 1, "its content is");
-    assert_failed(&cluster.run("mizzen stage /no/such"), 1, "no such image");
+    // Each for itself, as far as its header tells.
+    cluster.run("head -c 100000 /shared/a.sqsh > half.sqsh");
+    let some = cluster.run("mizzen stage /no/such half.sqsh /shared/a.sqsh");
+    assert_out(&some, 1, &format!("/shared/a.sqsh: {a} was there\n"));
+    assert!(
+        some.stderr.starts_with("mizzen: no such image; tried /no/such\n")
+            && some.stderr.contains("mizzen: /home/alice/half.sqsh: truncated: "),
+        "{}",
+        some.text()
+    );
+    cluster.run("mizzen cache remove half.sqsh");
+    assert_failed(&cluster.run("mizzen cache remove --all /shared/a.sqsh"), 2, "cannot be used with");
+    assert_failed(&cluster.run("mizzen cache remove"), 2, "mizzen cache remove [OPTIONS] --all\n");
+    assert_failed(
+        &cluster.run("mizzen run /shared/a.sqsh@sha256:12 true"),
+        125,
+        "hint: IMAGE@sha256:HEX takes 64 hexadecimal digits",
+    );
     let listed = cluster.run("mizzen cache list --json").stdout;
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["copies"].as_array().unwrap().len(), 2);
@@ -510,6 +527,16 @@ fn images_can_be_copied_beforehand_and_removed() {
         0,
         &format!("{b}: removed\n0.0 MB freed, 0.0 MB kept, 0 other files removed\nroom.lock\n"),
     );
+    // What cannot be removed is not said to be in use.
+    let read_only = format!("mizzen stage a.sqsh > /dev/null; exec 9< {CACHE}; ");
+    assert_eq!(cluster.run(&format!("cd /shared; {read_only}")).code, 0);
+    cluster.run_as_root(&format!("mount --bind {CACHE} {CACHE}; mount -o remount,bind,ro {CACHE}"));
+    let kept = cluster.run("mizzen cache remove --all");
+    assert_out(&kept, 1, &format!("{a}: cannot be removed: Read-only file system\n"));
+    assert_failed(&cluster.run("mizzen cache prune"), 1, "room.lock: cannot lock: Read-only file system");
+    cluster.run_as_root(&format!("umount {CACHE}"));
+    let limited = cluster.run("(ulimit -f 0; mizzen cache prune; echo $? >&2) 2>&1 | cat");
+    assert_out(&limited, 0, "0.0 MB freed, 1.0 MB kept, 0 other files removed\n0\n");
     // Where the file system has no nameless files a copy has a temporary name.
     cluster
         .write_everywhere("/etc/mizzen/mizzen.toml", &format!("{TOML}stage_directory = \"/shared\"\n"))

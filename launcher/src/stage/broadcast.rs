@@ -23,7 +23,7 @@ use mizzen_core::failure::{cause, quote};
 use mizzen_core::kernel_mount::Reader;
 use mizzen_core::options::{MountOption, MountSource};
 use mizzen_core::request::{self, Container};
-use mizzen_core::staging::{Policy, encode_failure};
+use mizzen_core::staging::{Policy, decode_refusal, encode_failure};
 use mizzen_core::{Config, Digest, Failure, Request};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
@@ -109,15 +109,19 @@ fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
         return Ok(Vec::new());
     }
     let site = config.settings()?.mounts;
-    let mut deliveries = Vec::new();
+    // Nothing is sent before everything is known to be what it should be.
+    let mut all = Vec::new();
     for (path, pin) in files(container, site) {
-        let copied = match repeatedly(&path, |opened| copied_here(opened, pin, &staging)) {
-            Err(Trouble::Cache(why)) => Err(why),
+        match repeatedly(&path, |opened| copied_here(opened, pin, &staging)) {
+            Err(Trouble::Cache(why)) => all.push((path, Err(why))),
             Err(Trouble::Source(failure)) => return Err(failure),
             Err(Trouble::Refused(failure)) => return Err(failure.about(shown(&path))),
-            Ok(None) => continue,
-            Ok(Some(copied)) => Ok(copied),
-        };
+            Ok(None) => {}
+            Ok(Some(copied)) => all.push((path, Ok(copied))),
+        }
+    }
+    let mut deliveries = Vec::new();
+    for (path, copied) in all {
         let sent =
             copied.and_then(|copied| send(step, nodes.as_deref(), &path, &copied, &staging, &mut deliveries));
         if let Err(why) = sent {
@@ -300,14 +304,19 @@ fn prefix() -> String {
 }
 
 impl Staging {
-    /// Notes what srun has sent to this node. Nonsense is as good as nothing: the image is copied then.
-    pub fn expect(&mut self, variable: &OsStr) {
+    /// Notes what srun has sent to this node. Nonsense is as good as nothing: the image is copied then. A failure is what srun
+    /// has failed with.
+    pub fn expect(&mut self, variable: &OsStr) -> Result<(), Failure> {
+        if let Some(failure) = decode_refusal(variable.as_encoded_bytes()) {
+            return Err(failure);
+        }
         let deliveries: Vec<Delivery> =
             serde_json::from_slice(variable.as_encoded_bytes()).unwrap_or_default();
         self.deliveries = deliveries
             .into_iter()
             .filter(|delivery| delivery.file.starts_with(&prefix()) && !delivery.file.contains('/'))
             .collect();
+        Ok(())
     }
 
     /// Makes the file that srun has sent the copy of this source, if there is one. The caller has the source's lock.

@@ -2,48 +2,55 @@
 //! copies that all users share.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use mizzen_core::failure::quote;
-use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Digest, Failure};
+use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_OMIT, flock, fstat, futimens};
 use serde_json::{Value, json};
 
-use super::cache::{Cache, SOURCE, in_use, why_broken};
+use super::cache::{Cache, SOURCE, describe, in_use, why_broken};
 use super::copy::verify;
 use super::room::{self, Copy, megabytes};
 use super::shared::Keeper;
 use super::source::Manifest;
 use super::{Place, Staging, progress};
-use crate::image::Kind;
-use crate::pipeline::named_image;
+use crate::pipeline::{check_content, named_image};
 use crate::progress::Progress;
+use crate::sys;
 
-/// Copies images to the node before somebody needs them. Gives one line for each.
-pub fn stage(names: &[PathBuf], config: &Config) -> Result<String, Failure> {
-    let mut staging = Staging::new(Policy::Always, config)?;
-    if is_roots(config) {
-        staging.set_keeper(Keeper::of_root(config)?);
+/// Copies images to the node before somebody needs them.
+pub struct Stager {
+    config: Config,
+    staging: Staging,
+}
+
+impl Stager {
+    /// With the site's settings.
+    pub fn new(config: Config) -> Result<Stager, Failure> {
+        let mut staging = Staging::of_copies(&config)?;
+        if is_roots(&config) {
+            staging.set_keeper(Keeper::of_root(&config)?);
+        }
+        Ok(Stager { config, staging })
     }
-    let mut text = String::new();
-    for name in names {
-        let (path, pin) = named_image(name, config)?;
-        let ready = super::image(&path, pin, &staging)?;
+
+    /// Copies one, and says what has come of it.
+    pub fn stage(&self, name: &Path) -> Result<String, Failure> {
+        let (path, pin) = named_image(name, &self.config)?;
+        let ready = super::image(&path, pin, &self.staging)?;
+        check_content(&ready.opened)?;
         let image = quote(path.as_os_str().as_encoded_bytes());
-        let what = match (ready.place, ready.opened.kind, ready.digest) {
-            (_, Kind::Directory, _) => "a directory, used where it is".to_owned(),
-            (Place::Cache, _, Some(digest)) => format!("{digest} was there"),
-            (Place::Copied, _, Some(digest)) => format!("{digest} copied, {}", megabytes(ready.opened.size)),
-            // A note has told why.
-            _ => return Err(Failure::new(format!("{image}: not copied"))),
-        };
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{image}: {what}");
+        let digest = ready.digest.map_or_else(String::new, |digest| digest.to_string());
+        Ok(match ready.place {
+            Place::Source => format!("{image}: a directory, used where it is\n"),
+            Place::Cache => format!("{image}: {digest} was there\n"),
+            Place::Copied => format!("{image}: {digest} copied, {}\n", megabytes(ready.opened.size)),
+        })
     }
-    Ok(text)
 }
 
 /// A result for people or for programs, and whether all was well.
@@ -64,17 +71,20 @@ pub struct Commands {
     staging: Staging,
     /// Root's, which others can look at.
     shared: Option<Cache>,
+    /// What a limit on the size of files would do to a process that writes.
+    _unharmed: sys::Ignored,
 }
 
 impl Commands {
     /// Opens it.
     pub fn new(config: &Config) -> Result<Commands, Failure> {
         let staging = Staging::new(config.stage, config)?;
-        if is_roots(config) {
-            return Ok(Commands { cache: Cache::open_shared(&config.stage_shared)?, staging, shared: None });
-        }
-        let cache = Cache::open(&config.stage_directory)?;
-        Ok(Commands { cache, staging, shared: Cache::look_at_shared(&config.stage_shared) })
+        let (cache, shared) = if is_roots(config) {
+            (Cache::open_shared(&config.stage_shared)?, None)
+        } else {
+            (Cache::open(&config.stage_directory)?, Cache::look_at_shared(&config.stage_shared))
+        };
+        Ok(Commands { cache, staging, shared, _unharmed: sys::Ignored::new(Signal::SIGXFSZ) })
     }
 
     /// Shows all copies, the last used first.
@@ -111,7 +121,7 @@ impl Commands {
         let _ = flock(&file, FlockOperation::NonBlockingLockShared);
         let stat = fstat(&file).ok()?;
         if let Some(why) = why_broken(&stat, None) {
-            return Some(Err(format!("broken: {why}")));
+            return Some(Err(format!("broken: {why}; set aside")));
         }
         let mut progress: Progress = progress(&self.cache.path.join(&copy.name), "verifying", copy.size);
         let found = verify(&file, copy.digest, copy.size, &mut |bytes| progress.advance(bytes));
@@ -119,14 +129,18 @@ impl Commands {
         let used = Timespec { tv_sec: copy.used.0, tv_nsec: copy.used.1 as _ };
         let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let _ = futimens(&file, &Timestamps { last_access: used, last_modification: same });
-        Some(found.map_err(|why| format!("broken: {why}")))
+        Some(found.map_err(|why| format!("broken: {why}; set aside")))
     }
 
     /// Keeps the limits, and removes what belongs to no copy.
     pub fn prune(&self) -> Result<Outcome, Failure> {
         let before: u64 = self.copies()?.iter().map(|copy| copy.size).sum();
         let left_over = room::sweep(&self.cache);
-        let tight = room::make(&self.cache, 0, 0, &self.staging.limits).err();
+        let made = room::make(&self.cache, 0, 0, &self.staging.limits);
+        let tight = !room::is_enough(&self.cache, &self.staging.limits).map_err(Failure::new)?;
+        if let (Err(why), false) = (made, tight) {
+            return Err(Failure::new(why));
+        }
         let after: u64 = self.copies()?.iter().map(|copy| copy.size).sum();
         self.forget()?;
         let freed = before.saturating_sub(after);
@@ -135,10 +149,11 @@ impl Commands {
             megabytes(freed),
             megabytes(after)
         );
-        if tight.is_some() {
+        if tight {
             text.push_str("the limits are exceeded all the same: by copies in use, or by others' files\n");
         }
-        let json = json!({ "freed": freed, "size": after, "removed_files": left_over, "within_limits": tight.is_none() });
+        let json =
+            json!({ "freed": freed, "size": after, "removed_files": left_over, "within_limits": !tight });
         Ok(Outcome { text, json, good: true })
     }
 
@@ -157,9 +172,22 @@ impl Commands {
         }
         let (mut text, mut listed, mut good) = (String::new(), Vec::new(), true);
         for copy in copies.iter().filter(|copy| all || names.iter().any(|name| matches(copy, name))) {
-            let removed = room::remove_unused(&self.cache, &copy.name);
-            good &= removed || all;
-            let _ = writeln!(text, "{}: {}", copy.digest, if removed { "removed" } else { "in use, kept" });
+            let mut removed = room::remove_unused(&self.cache, &copy.name);
+            let state = if removed {
+                "removed".to_owned()
+            } else if self.is_in_use(copy) {
+                good &= all;
+                "in use, kept".to_owned()
+            } else {
+                let errno = self.cache.remove(&copy.name).err();
+                removed = errno.is_none();
+                good &= removed;
+                errno.map_or_else(
+                    || "removed".to_owned(),
+                    |errno| format!("cannot be removed: {}", describe(errno)),
+                )
+            };
+            let _ = writeln!(text, "{}: {state}", copy.digest);
             listed.push(json!({ "digest": copy.digest.to_string(), "removed": removed }));
         }
         self.forget()?;
@@ -168,6 +196,10 @@ impl Commands {
 
     fn copies(&self) -> Result<Vec<Copy>, Failure> {
         copies(&self.cache)
+    }
+
+    fn is_in_use(&self, copy: &Copy) -> bool {
+        self.cache.open_file(&copy.name).is_ok_and(|file| in_use(file, self.cache.shared))
     }
 
     /// Removes manifests and locks of sources whose copies are gone.
@@ -198,7 +230,10 @@ fn list(cache: &Cache) -> Result<Outcome, Failure> {
             let user = manifest.user.map_or_else(String::new, |user| format!(" (for uid {user})"));
             quote(manifest.source.as_bytes()) + &user
         };
-        let paths: Vec<String> = sources.iter().map(named).collect();
+        let mut paths: Vec<String> = sources.iter().map(named).collect();
+        // A file that was touched is a source of its own.
+        paths.sort();
+        paths.dedup();
         let used =
             if in_use == Some(true) { "in use".to_owned() } else { format!("used {} ago", age(copy.used.0)) };
         let (size, paths) = (megabytes(copy.size), paths.join(", "));
@@ -215,7 +250,8 @@ fn list(cache: &Cache) -> Result<Outcome, Failure> {
     }
     let total: u64 = copies.iter().map(|copy| copy.size).sum();
     let directory = quote(cache.path.as_os_str().as_encoded_bytes());
-    let _ = writeln!(text, "{directory}: {} copies, {}", copies.len(), megabytes(total));
+    let noun = if copies.len() == 1 { "copy" } else { "copies" };
+    let _ = writeln!(text, "{directory}: {} {noun}, {}", copies.len(), megabytes(total));
     let json = json!({ "directory": directory, "size": total, "copies": listed });
     Ok(Outcome { text, json, good: true })
 }

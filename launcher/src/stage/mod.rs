@@ -58,6 +58,8 @@ pub struct Staging {
     keeper: Option<Arc<Keeper>>,
     /// Whether the keeper is asked for a mount too, as the site wants it.
     mounts: bool,
+    /// Whether it is a failure that there is no copy; else the source is used.
+    copies_or_nothing: bool,
 }
 
 impl Staging {
@@ -74,7 +76,13 @@ impl Staging {
             deliveries: Vec::new(),
             keeper: None,
             mounts: false,
+            copies_or_nothing: false,
         })
+    }
+
+    /// For those who want a copy, and no container.
+    pub fn of_copies(config: &Config) -> Result<Staging, Failure> {
+        Ok(Staging { copies_or_nothing: true, ..Staging::new(Policy::Always, config)? })
     }
 
     /// The same with a keeper, for the root of a container.
@@ -186,6 +194,7 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
                 let source = Original::of_user(&opened, staging.verifies(pin))?;
                 staged(&cache, &source, staging, &mut Terminal::new(&opened.path))
             }),
+            Err(failure) if staging.copies_or_nothing => return Err(Trouble::Refused(failure)),
             Err(failure) => {
                 note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
                 None
@@ -200,6 +209,9 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
     let ready = match staged {
         Some(Ok((file, digest, place))) => {
             Ready { opened: Opened { file, ..opened }, digest: Some(digest), place }
+        }
+        Some(Err(Trouble::Cache(why))) if staging.copies_or_nothing => {
+            return Err(Trouble::Refused(Failure::new(format!("no copy: {why}"))));
         }
         Some(Err(Trouble::Cache(why))) => {
             if let Some(keeper) = staging.keeper().filter(|keeper| staging.mounts && keeper.must_mount()) {

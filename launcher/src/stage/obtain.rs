@@ -160,6 +160,9 @@ fn fill(
         let why = format!("{}: cannot write the copy: {}", cache.path.display(), cause(&error));
         match Errno::from_io_error(&error) {
             Some(Errno::NOSPC | Errno::DQUOT) => Full::Full(why),
+            Some(Errno::FBIG) => {
+                Full::Other(Trouble::Cache(format!("{why} (your limit on the size of files: ulimit -f)")))
+            }
             _ => Full::Other(Trouble::Cache(why)),
         }
     };

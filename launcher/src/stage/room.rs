@@ -124,6 +124,12 @@ pub fn make(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<L
     if space.lacks(needed, limits) { Err(no_room()) } else { Ok(lock) }
 }
 
+/// Whether the limits hold.
+pub fn is_enough(cache: &Cache, limits: &Limits) -> Result<bool, String> {
+    let copies = copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
+    Ok(!Space::of(cache, &copies)?.lacks(0, limits))
+}
+
 /// For people.
 pub fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)

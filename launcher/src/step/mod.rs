@@ -142,7 +142,7 @@ fn enter(
             let mut options = RunOptions::new(image, command, settings, &config, Origin::StepOption)?;
             options.step = of_step;
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
-                options.staging.expect(&sent);
+                options.staging.expect(&sent)?;
             }
             if let Some(keeper) = *keeper {
                 let keeper = find_keeper(keeper, &options, &config)?;
