@@ -5,7 +5,7 @@ use serde::Deserialize;
 use crate::Failure;
 use crate::failure::quote;
 
-/// Tells the nodes of a step which files srun has sent them, as JSON. Between srun and the launcher alone: no program of
+/// Tells the nodes of a step which files srun has sent them, as JSON, or why there can be no container. Between srun and the launcher alone: no program of
 /// the step sees it.
 pub const BROADCAST_VARIABLE: &str = "SLURM_MIZZEN_BROADCAST";
 
@@ -28,16 +28,16 @@ pub fn decode_failure(text: &str) -> Failure {
 }
 
 /// Begins the variable where srun has found that there can be no container; what it tells otherwise is a list.
-const REFUSAL: &[u8] = b"!";
+const REFUSAL: &str = "!";
 
 /// The failure on its way from srun to the nodes, whose message it becomes.
 pub fn encode_refusal(failure: &Failure) -> String {
-    format!("!{}", encode_failure(failure))
+    format!("{REFUSAL}{}", encode_failure(failure))
 }
 
 /// Reads it back, if it is one.
 pub fn decode_refusal(variable: &[u8]) -> Option<Failure> {
-    let text = variable.strip_prefix(REFUSAL)?;
+    let text = variable.strip_prefix(REFUSAL.as_bytes())?;
     Some(decode_failure(&String::from_utf8_lossy(text)))
 }
 

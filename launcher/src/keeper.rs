@@ -144,7 +144,7 @@ impl Launcher {
             };
             if request[0] == MOUNT_COPY && passed.is_empty() {
                 let nothing = || Word::NotMounted("there is nothing more to mount".to_owned());
-                let word = given.take().filter(|_| !mounted).map_or_else(nothing, Given::mount);
+                let word = given.take().filter(|_| !mounted).map_or_else(nothing, |given| given.mount(user));
                 mounted |= word == Word::Mounted;
                 if word.send(&self.socket, None).is_err() {
                     break;
@@ -234,16 +234,15 @@ fn answer(
         Err(failure) => return say(Word::NoCopy(failure.message)).map(|()| None),
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let verify = wish.verify;
     let mount = format!("{} {}", boot.trim(), file.mount);
-    let order = store::Order { path: &file.path, file: source, mount: &mount, user, verify };
+    let order = store::Order { path: &file.path, file: source, mount: &mount, user, verify: wish.verify };
     let copy = stage(launcher, &cache, &order, &staging)?;
     Some(copy.map(|copy| Given { copy, cache, refusal }))
 }
 
 impl Given {
-    fn mount(self) -> Word {
-        let mounted = self.refusal.map_or_else(|| mount_copy(&self.copy, &self.cache), Err);
+    fn mount(self, user: u32) -> Word {
+        let mounted = self.refusal.map_or_else(|| mount_copy(&self.copy, &self.cache, user), Err);
         mounted.map_or_else(Word::NotMounted, |()| Word::Mounted)
     }
 }
@@ -300,11 +299,8 @@ fn stage(
     let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
     let Ok((ours, theirs)) = pair else { return no_copy("cannot make a socket") };
     let keeper = getpid();
-    let Ok(storekeeper) =
-        sys::spawn_child(|| store::run(keeper, [&launcher.socket, &theirs], cache, order, staging))
-    else {
-        return no_copy("cannot fork");
-    };
+    let run = || store::run(keeper, [&launcher.socket, &theirs], cache, order, staging);
+    let Ok(storekeeper) = sys::spawn_child(run) else { return no_copy("cannot fork") };
     drop(theirs);
     let said = launcher.waits_for(&ours, PollTimeout::NONE).then(|| receive_bytes(&ours).ok()).flatten();
     // It has nothing more to say. One that waits for its file system ends by this.
@@ -320,7 +316,7 @@ fn stage(
 
 /// Mounts a copy where the launcher, which is in the same mount namespace, finds it. The namespace belongs to root, so
 /// that the flags stay as they are in every namespace that the user makes of it.
-fn mount_copy(copy: &File, cache: &Cache) -> Result<(), String> {
+fn mount_copy(copy: &File, cache: &Cache, user: u32) -> Result<(), String> {
     let found = copy.metadata().map_err(|error| cause(&error))?;
     if !(found.is_file() && found.uid() == 0 && found.mode() & 0o7777 == 0o400) {
         return Err("it is not a copy of root's".to_owned());
@@ -338,10 +334,8 @@ fn mount_copy(copy: &File, cache: &Cache) -> Result<(), String> {
     let place = openat(&cache.dir, MOUNT, flags, Mode::empty())
         .map_err(|errno| failed("cannot open the place for it", errno))?;
     // Until the mount is there, this keeps the device.
-    let (_device, path) = match find_loop(&found) {
-        Some(device) => device,
-        None => attach_loop(copy).map_err(|error| format!("cannot get a loop device: {}", cause(&error)))?,
-    };
+    let device = find_loop(copy, user).map_or_else(|| attach_loop(copy, user), Ok);
+    let (_device, path) = device.map_err(|error| format!("cannot get a loop device: {}", cause(&error)))?;
     mount_device(&path, &place).map_err(|errno| failed("cannot mount it", errno))
 }
 
@@ -374,7 +368,9 @@ struct LoopInfo {
     numbers: [u64; 5],
     more_numbers: [u32; 3],
     flags: u32,
-    names: [u64; 20],
+    /// The beginning of a name that is ours to give.
+    user: u64,
+    names: [u64; 19],
     init: [u64; 2],
 }
 
@@ -387,39 +383,45 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// The device that another step on the node has for the same copy. The kernel keeps what it has inflated of a device for all
-/// mounts of it: a step beside another one starts as from a directory, and the memory is used once.
-fn find_loop(copy: &fs::Metadata) -> Option<(File, PathBuf)> {
+/// The device that another step of the user's has for the same copy. The kernel keeps what it has inflated of a device for all
+/// mounts of it: a step beside another one starts as from a directory, and the memory is used once. Not for other users: who
+/// shares files shares the locks on them, too.
+fn find_loop(copy: &File, user: u32) -> Option<(File, PathBuf)> {
+    let found = copy.metadata().ok()?;
+    let name = fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd())).ok()?;
+    // Its name tells without a question to the file system below a device of somebody else's, which may not answer.
+    let is_same = |text: String| Path::new(text.trim_end()).file_name() == name.file_name();
     let names = fs::read_dir("/sys/block").ok()?.flatten();
-    let bound = names.filter(|entry| entry.path().join("loop/backing_file").exists());
-    let mut paths = bound.map(|entry| Path::new("/dev").join(entry.file_name()));
+    let made =
+        names.filter(|entry| fs::read_to_string(entry.path().join("loop/backing_file")).is_ok_and(is_same));
+    let mut paths = made.map(|entry| Path::new("/dev").join(entry.file_name()));
     // As long as it is open it stays what it is.
-    let opened = |path: &PathBuf| File::open(path).ok().filter(|device| is_loop_of(device, copy));
+    let opened = |path: &PathBuf| File::open(path).ok().filter(|device| is_loop_of(device, &found, user));
     paths.find_map(|path| Some((opened(&path)?, path)))
 }
 
-/// Whether a device is made of this file, as `attach_loop` makes it.
+/// Whether a device is made of this file for this user, as `attach_loop` makes it.
 #[allow(unsafe_code)] // ioctl
-fn is_loop_of(device: &File, copy: &fs::Metadata) -> bool {
+fn is_loop_of(device: &File, copy: &fs::Metadata, user: u32) -> bool {
     let mut info = LoopInfo::default();
     // SAFETY: the kernel fills a structure of this form.
     let told = check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) });
     let [file_system, inode, _, offset, limit] = info.numbers;
-    told.is_ok()
-        && (file_system, inode, offset, limit) == (copy.dev(), copy.ino(), 0, 0)
-        && info.flags & READ_ONLY_AUTOCLEAR == READ_ONLY_AUTOCLEAR
+    let found = (file_system, inode, offset, limit, info.user);
+    let flags = info.flags & READ_ONLY_AUTOCLEAR;
+    told.is_ok() && found == (copy.dev(), copy.ino(), 0, 0, user.into()) && flags == READ_ONLY_AUTOCLEAR
 }
 
 /// Makes a read-only block device of a file: its descriptor, and its path. It vanishes when nobody has it open or mounted.
 #[allow(unsafe_code)] // ioctl
-fn attach_loop(file: &File) -> io::Result<(File, PathBuf)> {
+fn attach_loop(file: &File, user: u32) -> io::Result<(File, PathBuf)> {
     let control = File::options().read(true).write(true).open("/dev/loop-control")?;
     for _ in 0..LOOP_ATTEMPTS {
         // SAFETY: takes no argument.
         let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
         let path = PathBuf::from(format!("/dev/loop{number}"));
         let device = File::open(&path)?;
-        match configure_loop(&device, file) {
+        match configure_loop(&device, file, user) {
             Ok(()) => return Ok((device, path)),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
@@ -429,8 +431,8 @@ fn attach_loop(file: &File) -> io::Result<(File, PathBuf)> {
 }
 
 #[allow(unsafe_code)] // ioctl
-fn configure_loop(device: &File, file: &File) -> io::Result<()> {
-    let info = LoopInfo { flags: READ_ONLY_AUTOCLEAR, ..LoopInfo::default() };
+fn configure_loop(device: &File, file: &File, user: u32) -> io::Result<()> {
+    let info = LoopInfo { flags: READ_ONLY_AUTOCLEAR, user: user.into(), ..LoopInfo::default() };
     let config = LoopConfig { fd: file.as_raw_fd() as u32, block_size: 0, info, reserved: [0; 8] };
     // SAFETY: the kernel reads a structure of this form.
     match check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) }) {

@@ -367,7 +367,7 @@ fn without_limits_or_by_another_wish_it_is_not_used() {
     assert!(cluster.all_idle(), "{:?}", cluster.node_states());
 }
 
-/// What the kernel has inflated for one step is there for the others that run beside it, of whatever user.
+/// What the kernel has inflated for one step is there for the others of the same user that run beside it.
 #[test]
 fn steps_at_the_same_time_share_a_device() {
     let name = "kernel-beside";
@@ -387,9 +387,19 @@ fn steps_at_the_same_time_share_a_device() {
     };
     let first = waiting(User::Alice, "first", "end-first");
     cluster.run(&until("first"));
-    let second = waiting(User::Bob, "second", "end-second");
+    let second = waiting(User::Alice, "second", "end-second");
     cluster.run(&until("second"));
     assert_eq!(loops(&cluster, name), "1 1\n");
+    // Who shares files shares their locks: another user has a device of his own.
+    let third = waiting(User::Bob, "third", "end-third");
+    cluster.run(&until("third"));
+    assert_eq!(loops(&cluster, name), "1 1\n1 1\n");
+    cluster.run("touch /shared/end-third");
+    assert_eq!(third.wait_with_output().unwrap().stdout, b"kernel\n");
+    on_node(
+        &cluster,
+        &format!("until [ $(losetup -nlO BACK-FILE | grep -c /var/cache/{name}/) = 1 ]; do sleep 0.05; done"),
+    );
     // It stays as long as one of them does.
     cluster.run("touch /shared/end-first");
     assert_eq!(first.wait_with_output().unwrap().stdout, b"kernel\n");
@@ -399,6 +409,19 @@ fn steps_at_the_same_time_share_a_device() {
     assert_eq!(second.wait_with_output().unwrap().stdout, b"kernel\n");
     empty.assert_again(&cluster, "two steps");
     assert_eq!(loops(&cluster, name), "");
+    // A device on a file system that does not answer does not matter.
+    let stopped = "mkdir /stopped; truncate -s 1m /local/disk; bindfs /local /stopped; pgrep -nx bindfs > /run/stopped; \
+                   losetup --find --show --read-only /stopped/disk; kill -STOP $(cat /run/stopped)";
+    let device = on_node(&cluster, stopped).stdout;
+    assert!(device.starts_with("/dev/loop"), "{device}");
+    assert_out(&run_in_time(&cluster, &format!("{srun} cat /image")), 0, "kernel\n");
+    on_node(
+        &cluster,
+        &format!(
+            "kill -CONT $(cat /run/stopped); losetup -d {}; umount /stopped; rmdir /stopped; rm /local/disk",
+            device.trim()
+        ),
+    );
     // A device that somebody has made otherwise of the same file is left alone.
     let other = format!("losetup --find --show --read-only --offset 4096 /var/cache/{name}/sha256-*");
     let device = on_node(&cluster, &other).stdout;
@@ -409,7 +432,7 @@ fn steps_at_the_same_time_share_a_device() {
         "for i in $(seq 24); do srun -Q --overlap -n1 --container=/shared/k.sqsh cat /image & done; wait";
     let many = cluster.run(&format!("salloc -Q -n8 bash -c '{many}'"));
     assert_out(&many, 0, &"kernel\n".repeat(24));
-    cluster.run("rm /shared/first /shared/second /shared/end-*");
+    cluster.run("rm /shared/first /shared/second /shared/third /shared/end-*");
     empty.assert_again(&cluster, "many steps");
     assert_eq!(loops(&cluster, name), "");
 }

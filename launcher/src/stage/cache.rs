@@ -205,7 +205,8 @@ impl Cache {
         let _ = renameat(&self.dir, name, &self.dir, aside.as_str());
     }
 
-    /// A new file on the cache's disk, which has the size of the copy from the beginning: others see what is still to come.
+    /// A new file on the cache's disk, which has the size of the copy from the beginning: where it has a name, as in the shared
+    /// directory, others see what is still to come.
     pub fn begin(&self, size: u64) -> Result<Unfinished, Errno> {
         let unfinished = self.create()?;
         ftruncate(&unfinished.file, size)?;

@@ -10,6 +10,7 @@ use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_OMIT, flock, fstat, futimens};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use super::cache::{Cache, SOURCE, describe, in_use, why_broken};
@@ -179,7 +180,7 @@ impl Commands {
                 good &= all;
                 "in use, kept".to_owned()
             } else {
-                let errno = self.cache.remove(&copy.name).err();
+                let errno = self.cache.remove(&copy.name).err().filter(|errno| *errno != Errno::NOENT);
                 removed = errno.is_none();
                 good &= removed;
                 errno.map_or_else(

@@ -86,7 +86,10 @@ fn is_sound(cache: &Cache, source: &Original, file: &File, digest: Digest, tell:
     let Err(why) = (if source.verify { verify(file, digest, size, advance) } else { Ok(()) }) else {
         return true;
     };
-    cache.set_aside(&copy_name(digest));
+    // Another may have done that meanwhile, and made a new one.
+    if room::is_named(cache, &copy_name(digest), file) {
+        cache.set_aside(&copy_name(digest));
+    }
     tell.note(&format!("{}: its copy on the node is damaged: {why}", shown(source.path)));
     false
 }

@@ -160,7 +160,7 @@ pub fn remove_unused(cache: &Cache, name: &str) -> bool {
 }
 
 /// Whether the name still means this file.
-fn is_named(cache: &Cache, name: &str, file: impl AsFd) -> bool {
+pub fn is_named(cache: &Cache, name: &str, file: impl AsFd) -> bool {
     let named = statat(&cache.dir, name, AtFlags::SYMLINK_NOFOLLOW);
     matches!((named, fstat(file)), (Ok(named), Ok(opened)) if named.st_ino == opened.st_ino)
 }
