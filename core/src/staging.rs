@@ -5,8 +5,8 @@ use serde::Deserialize;
 use crate::Failure;
 use crate::failure::quote;
 
-/// Tells the nodes of a step which files srun has sent them, as JSON, or why there can be no container. Between srun and the launcher alone: no program of
-/// the step sees it.
+/// Tells the nodes of a step which files srun has sent them, as JSON, or why there can be no container. Between srun and
+/// the launcher alone: no program of the step sees it.
 pub const BROADCAST_VARIABLE: &str = "SLURM_MIZZEN_BROADCAST";
 
 /// The name under which srun starts the launcher to send an image to the nodes of a step.
