@@ -35,7 +35,7 @@ fn generate() {
         .clang_arg(format!("-I{}", include.display()))
         // Only what the plugin uses: all of it is in every release, with the same types and numbers.
         // Error codes are left out on purpose, their numbers changed after 20.11.
-        .allowlist_function("spank_(option_register|get_item|context|setenv|unsetenv)")
+        .allowlist_function("spank_(option_register|get_item|context|setenv|unsetenv|job_control_setenv)")
         .allowlist_function("slurm_(error|info|verbose|debug)")
         .allowlist_type("spank_t|spank_option|spank_context|spank_item")
         .blocklist_type("spank_err|spank_err_t|slurm_err_t")

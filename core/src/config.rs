@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::Failure;
 use crate::failure::{cause, quote};
-use crate::kernel_mount::KernelMounts;
+use crate::image::special;
 use crate::options::{MountOption, MountSource};
 use crate::settings::{Fabric, Gpu, Key, Mpi, Settings, Writable};
 use crate::staging::{Amount, Policy, Verify};
@@ -20,6 +20,8 @@ use crate::staging::{Amount, Policy, Verify};
 /// Where the file is unless plugstack.conf says `config=PATH`.
 pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
 
+/// What the kernel shows for users that are not in the map of a user namespace.
+const UNMAPPED: u32 = 65534;
 /// A larger file is not a configuration.
 const SIZE_LIMIT: u64 = 1 << 20;
 
@@ -53,7 +55,7 @@ pub struct Config {
     pub stage: Policy,
     /// Where each user has a folder for the copies.
     pub stage_directory: PathBuf,
-    /// Where all users of the node share copies that root makes for them; empty where each user has his own.
+    /// Where root's `mizzen stage` keeps copies that all users of the node can use; empty where it keeps none.
     pub stage_shared: PathBuf,
     /// When a copy that is there is read before it is used.
     pub stage_verify: Verify,
@@ -69,8 +71,6 @@ pub struct Config {
     pub fabric: Fabric,
     /// Types of file systems that count as network file systems beside those that are known.
     pub network_file_systems: Vec<String>,
-    /// Who mounts images. The last one: a table of its own in the file.
-    pub mount: KernelMounts,
 }
 
 impl Default for Config {
@@ -97,7 +97,6 @@ impl Default for Config {
             mpi: Mpi::Image,
             fabric: Fabric::Auto,
             network_file_systems: Vec::new(),
-            mount: KernelMounts::default(),
         }
     }
 }
@@ -129,8 +128,10 @@ impl Config {
     /// Parses the text of a configuration file; a failure names the line.
     pub fn parse(text: &str, path: &Path) -> Result<Config, Failure> {
         let config: Config = toml::from_str(text).map_err(|error| {
-            parse_failure(&error, text, path)
-                .hint("the mizzen.toml that comes with mizzen shows every key with its default")
+            retired(text, path).unwrap_or_else(|| {
+                parse_failure(&error, text, path)
+                    .hint("the mizzen.toml that comes with mizzen shows every key with its default")
+            })
         })?;
         config.check().map_err(|failure| failure.about(path.display()))?;
         Ok(config)
@@ -150,7 +151,6 @@ impl Config {
             return Err(Failure::new(format!("stage_shared: {:?} is not absolute", self.stage_shared))
                 .hint("write the whole path, beginning with /"));
         }
-        self.mount.check(!self.stage_shared.as_os_str().is_empty())?;
         Amount::parse(&self.stage_max_size).map_err(|failure| failure.about("stage_max_size"))?;
         Amount::parse(&self.stage_keep_free).map_err(|failure| failure.about("stage_keep_free"))?;
         let settings = self.settings()?;
@@ -191,6 +191,23 @@ impl Config {
         }
         Ok(settings)
     }
+}
+
+/// A key that mizzen.toml no longer has, with what is there in its place.
+fn retired(text: &str, path: &Path) -> Option<Failure> {
+    // Only what the parser takes for the table, however it is written: `[mount]`, `mount.squashfs = …`.
+    toml::from_str::<toml::Table>(text).ok()?.get("mount")?;
+    let is_mount = |line: &str| {
+        let key = line.trim_start().trim_start_matches('[').trim_start();
+        let key = key.trim_start_matches(['"', '\'']);
+        let rest = key.strip_prefix("mount").map(|rest| rest.trim_start_matches(['"', '\'']).trim_start());
+        rest.is_some_and(|rest| rest.starts_with([']', '.', '=']))
+    };
+    let line = 1 + text.lines().position(is_mount).unwrap_or(0);
+    let message = "[mount] is gone: mizzen has no image mounted by the kernel any more";
+    Some(Failure::new(format!("{}:{line}: {message}", path.display())).hint(
+        "mount images with the node's own means (docs/admins.md, \"Site mounts\") and name the directory",
+    ))
 }
 
 /// A failure to parse one of the site's files, with the line and the key.
@@ -257,26 +274,52 @@ pub fn read_trusted_directory(
 }
 
 fn read_file(path: &Path) -> Result<String, Unread> {
-    let refuse = |what: String| Unread::Refused(Failure::new(format!("{}: {what}", path.display())));
+    let shown = path.display();
+    let refuse =
+        |what: &str, hint: String| Unread::Refused(Failure::new(format!("{shown}: {what}")).hint(hint));
     // O_NONBLOCK: a FIFO in the file's place must not block the opener.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
-            return Err(refuse("is a symbolic link; mizzen reads only the file itself".to_owned()));
+            let hint = "put the file itself there, or the link on a directory above it".to_owned();
+            return Err(refuse("is a symbolic link; mizzen reads only the file itself", hint));
         }
-        Err(error) => return Err(refuse(format!("cannot open it: {}", cause(&error)))),
+        Err(error) => return Err(Unread::Refused(unreadable(path, error))),
     };
-    let found = file.metadata().map_err(|error| refuse(cause(&error)))?;
+    let found = file.metadata().map_err(|error| Unread::Refused(unreadable(path, error)))?;
     if !found.is_file() {
-        return Err(refuse("is not a regular file".to_owned()));
+        let kind =
+            if found.is_dir() { "directory" } else { special(found.file_type()).unwrap_or("directory") };
+        let hint = format!("put a text file there, or nothing: mv {shown} {shown}.old");
+        return Err(refuse(&format!("is a {kind}, not a regular file"), hint));
     }
     trusted(&found).map_err(|why| {
         let message = format!("{} {why}", path.display());
         Unread::Refused(Failure::new(message).hint(format!("chown root and chmod go-w {}", path.display())))
     })?;
-    read_text(&file).map_err(|error| refuse(format!("cannot read it: {}", cause(&error))))
+    let bytes =
+        read_at_most(&file, SIZE_LIMIT + 1).map_err(|error| Unread::Refused(unreadable(path, error)))?;
+    if bytes.len() as u64 > SIZE_LIMIT {
+        return Err(refuse("is larger than 1 MiB", "is it the right file?".to_owned()));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
+        let hint = format!("it must be text in UTF-8; iconv -f LATIN1 -t UTF-8 {shown} converts other text");
+        Unread::Refused(Failure::new(format!("{shown}:{line}: not UTF-8")).hint(hint))
+    })
+}
+
+/// A file that is there and cannot be read: the launcher reads it as the user.
+fn unreadable(path: &Path, error: io::Error) -> Failure {
+    let denied = error.kind() == io::ErrorKind::PermissionDenied;
+    let failure = Failure::caused_by(format!("{}: cannot read it", path.display()), error);
+    match denied {
+        true => failure.hint(format!("all users must be able to read it: chmod a+r {}", path.display())),
+        false => failure,
+    }
 }
 
 /// Nobody but root may be able to put another file in its place, at any level: of the path as it is written, and of the
@@ -291,14 +334,22 @@ fn check_parents(path: &Path) -> Result<(), Unread> {
             Ok(found) if found.is_symlink() && found.uid() == 0 => {}
             Ok(found) => trusted(&found).map_err(|why| {
                 let message = format!("{}: its directory {} {why}", path.display(), parent.display());
-                Unread::Refused(
-                    Failure::new(message)
-                        .hint("only root may be able to write the file and the directories above it"),
-                )
+                let hint = match found.uid() {
+                    UNMAPPED => "root is not known in this user namespace; run mizzen outside of it",
+                    _ => "only root may be able to write the file and the directories above it",
+                };
+                Unread::Refused(Failure::new(message).hint(hint))
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
             Err(error) => {
-                return Err(Unread::Refused(Failure::new(format!("{}: {}", path.display(), cause(&error)))));
+                let denied = error.kind() == io::ErrorKind::PermissionDenied;
+                let failure = Failure::caused_by(path.display(), error);
+                return Err(Unread::Refused(match denied {
+                    true => {
+                        failure.hint("all users must be able to search the directories above it: chmod a+x")
+                    }
+                    false => failure,
+                }));
             }
         }
     }
@@ -333,13 +384,10 @@ fn trusted(found: &Metadata) -> Result<(), String> {
     Ok(())
 }
 
-fn read_text(file: &File) -> io::Result<String> {
-    let mut text = String::new();
-    file.take(SIZE_LIMIT + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > SIZE_LIMIT {
-        return Err(io::Error::other("larger than 1 MiB"));
-    }
-    Ok(text)
+fn read_at_most(file: &File, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -359,20 +407,8 @@ mod tests {
         let expected: Vec<&str> =
             keys.split("expected").nth(1).unwrap().split('`').skip(1).step_by(2).collect();
         assert!(!expected.is_empty());
-        for key in expected.into_iter().filter(|key| *key != "mount") {
+        for key in expected {
             assert!(shipped.contains(&format!("\n{key} = ")), "conf/mizzen.toml lacks the key {key}");
-        }
-    }
-
-    #[test]
-    fn the_shipped_file_holds_every_key_of_its_tables() {
-        let table = include_str!("../../conf/mizzen.toml").split("\n[mount]\n").nth(1).unwrap();
-        let keys = parse("[mount]\nno_such_key = 1").unwrap_err().message;
-        for key in keys.split("expected").nth(1).unwrap().split('`').skip(1).step_by(2) {
-            assert!(
-                table.contains(&format!("\n{key} = ")),
-                "conf/mizzen.toml lacks the key {key} of [mount]"
-            );
         }
     }
 
@@ -400,10 +436,10 @@ mod tests {
             ),
             ("stage_directory = \"tmp\"", ": stage_directory: \"tmp\" is not absolute"),
             ("stage_shared = \"tmp\"", ": stage_shared: \"tmp\" is not absolute"),
-            (
-                "[mount]\nsquashfs = \"loop\"",
-                ":2: squashfs: unknown variant `loop`, expected one of `fuse`, `kernel`, `auto`",
-            ),
+            ("# x\n[mount]\nsquashfs = \"fuse\"", ":2: [mount] is gone: "),
+            ("stage = \"auto\"\n[ mount ]\nno_such_key = 1", ":2: [mount] is gone: "),
+            ("mounts = []\nmount.owners = [0]", ":2: [mount] is gone: "),
+            ("mount = { paths = [\"/sw\"] }", ":1: [mount] is gone: "),
             ("stage_max_size = \"lots\"", ": stage_max_size: \"lots\" is not an amount of storage"),
             ("env = [\"=x\"]", ": env: \"=x\": the name is empty"),
             ("devices = [\"gpu\"]", ": devices: \"gpu\" is not the name of a device"),

@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write};
 
+use crate::limits;
+
 /// One failure, one report: it is returned up to whoever talks to the user, and printed there once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -17,6 +19,14 @@ impl Failure {
         Failure { message: message.into(), hint: None }
     }
 
+    /// A failure of a call to the kernel: what could not be done, the kernel's word for the reason, and what to do
+    /// where a limit explains it.
+    pub fn caused_by(what: impl fmt::Display, error: impl Into<std::io::Error>) -> Failure {
+        let error = error.into();
+        let hint = error.raw_os_error().and_then(limits::hint);
+        Failure { message: format!("{what}: {}", cause(&error)), hint }
+    }
+
     /// Says in front what it is about.
     pub fn about(self, what: impl fmt::Display) -> Failure {
         Failure { message: format!("{what}: {}", self.message), ..self }
@@ -26,6 +36,11 @@ impl Failure {
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// Adds what to do about it, unless something better is known.
+    pub fn or_hint(self, hint: impl Into<String>) -> Failure {
+        if self.hint.is_some() { self } else { self.hint(hint) }
     }
 }
 
@@ -43,11 +58,21 @@ const QUOTE_LIMIT: usize = 200;
 /// A user's bytes, fit for a message: control characters cannot reach a terminal or root's log, other bytes
 /// that are not UTF-8 are shown as `\xNN`, and a long text is cut.
 pub fn quote(bytes: &[u8]) -> String {
+    quote_up_to(bytes, QUOTE_LIMIT)
+}
+
+/// Characters that begin a line, or turn the direction of a text: a terminal shows what follows as something else.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// The same for a text that may be as long as `limit`.
+pub fn quote_up_to(bytes: &[u8], limit: usize) -> String {
     let mut text = String::new();
-    let cut = bytes.len().min(QUOTE_LIMIT);
+    let cut = bytes.len().min(limit);
     for chunk in bytes[..cut].utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+            if c.is_control() || is_invisible(c) { text.extend(c.escape_default()) } else { text.push(c) }
         }
         for byte in chunk.invalid() {
             // Writing to a String cannot fail.
@@ -107,6 +132,7 @@ mod tests {
     #[test]
     fn quoted_text_is_harmless_and_short() {
         assert_eq!(quote(b"/shared/tf.sqsh"), "/shared/tf.sqsh");
+        assert_eq!(quote("a\u{202e}b\u{2028}c\u{e9}".as_bytes()), "a\\u{202e}b\\u{2028}c\u{e9}");
         assert_eq!(quote(b"a\x1b[31m\nb"), "a\\u{1b}[31m\\nb");
         assert_eq!(quote(b"caf\xc3\xa9 \xff"), "café \\xff");
         assert_eq!(quote("\u{9b}x".as_bytes()), "\\u{9b}x", "C1 controls steer terminals too");

@@ -28,10 +28,23 @@ pub struct Handover {
     pub receive: i32,
     /// The descriptor on which the message is sent.
     pub send: i32,
+    /// The descriptor of the [`crate::StepReport`].
+    pub report: i32,
+    /// The step's other nodes, if it has any.
+    pub other_nodes: Option<OtherNodes>,
     /// What this task does for its step.
     pub role: Role,
     /// The program's name, where Slurm's own place for it is taken by the launcher's.
     pub program: Option<OsString>,
+}
+
+/// What it takes to end a step on its other nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherNodes {
+    /// Slurm's command.
+    pub scancel: PathBuf,
+    /// Which of the step's nodes this one is.
+    pub index: u32,
 }
 
 /// The first task of a step on a node makes the container, all others enter it.
@@ -42,8 +55,6 @@ pub enum Role {
         /// The descriptor of the user namespace in which all groups of the user are known; None where the launcher shall
         /// make one, in which the primary group alone is.
         user_namespace: Option<i32>,
-        /// The descriptor of the keeper of the shared cache, where the site has one.
-        keeper: Option<i32>,
         /// The user's lines in the node's passwd and group files, from whatever service has them.
         accounts: Accounts,
         /// Whether nobody else is to enter.
@@ -78,7 +89,12 @@ impl Handover {
             ("step", self.step.clone().into_bytes()),
             ("receive", number(self.receive)),
             ("send", number(self.send)),
+            ("report", number(self.report)),
         ];
+        if let Some(OtherNodes { scancel, index }) = &self.other_nodes {
+            pairs.push(("scancel", scancel.as_os_str().as_bytes().to_vec()));
+            pairs.push(("index", index.to_string().into_bytes()));
+        }
         if let Source::Named(path) = &self.config {
             pairs.push(("config", path.as_os_str().as_bytes().to_vec()));
         }
@@ -87,9 +103,8 @@ impl Handover {
         }
         match &self.role {
             Role::Member { builder } => pairs.push(("builder", number(*builder))),
-            Role::Builder { user_namespace, keeper, accounts, alone } => {
+            Role::Builder { user_namespace, accounts, alone } => {
                 pairs.extend(user_namespace.map(|namespace| ("user-namespace", number(namespace))));
-                pairs.extend(keeper.map(|keeper| ("keeper", number(keeper))));
                 pairs.extend(alone.then(|| ("alone", Vec::new())));
                 let path = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
                 pairs.extend(accounts.user.as_ref().map(|user| ("user", user.clone().into_bytes())));
@@ -125,7 +140,6 @@ fn read(pairs: &[(String, Vec<u8>)]) -> Result<Handover, Failure> {
         Some(builder) => Role::Member { builder: number(builder)? },
         None => Role::Builder {
             user_namespace: find("user-namespace").map(number).transpose()?,
-            keeper: find("keeper").map(number).transpose()?,
             accounts: Accounts {
                 user: find("user").map(text),
                 home: find("home").map(path),
@@ -135,12 +149,21 @@ fn read(pairs: &[(String, Vec<u8>)]) -> Result<Handover, Failure> {
             alone: find("alone").is_some(),
         },
     };
+    let other_nodes = match find("scancel").map(path) {
+        Some(scancel) => {
+            let index = u32::try_from(number(need("index")?)?).unwrap_or_default();
+            Some(OtherNodes { scancel, index })
+        }
+        None => None,
+    };
     Ok(Handover {
         node: text(need("node")?),
         step: text(need("step")?),
         config: find("config").map_or(Source::Default, |file| Source::Named(path(file))),
         receive: number(need("receive")?)?,
         send: number(need("send")?)?,
+        report: number(need("report")?)?,
+        other_nodes,
         role,
         program: find("program").map(OsString::from_vec),
     })
@@ -154,12 +177,11 @@ fn read_groups(list: &str) -> Vec<(u32, String)> {
 /// No message to the tasks is longer.
 pub const OUTCOME_LIMIT: usize = 4096;
 
-/// How building the container went: the text of the one message that the first task leaves for the others, and for
-/// slurmstepd's log.
+/// How building the container went: the text of the one message that the first task leaves for the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The container is there; how long the parts of its making took.
-    Ready(String),
+    /// The container is there.
+    Ready,
     /// It is not, and why.
     Failed(String),
 }
@@ -167,19 +189,16 @@ pub enum Outcome {
 impl Outcome {
     /// The message's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let (mark, text) = match self {
-            Outcome::Ready(times) => (b'+', times),
-            Outcome::Failed(why) => (b'-', why),
-        };
-        let mut bytes = vec![mark];
-        bytes.extend(text.bytes().take(OUTCOME_LIMIT - 1));
-        bytes
+        match self {
+            Outcome::Ready => b"+".to_vec(),
+            Outcome::Failed(why) => b"-".iter().copied().chain(why.bytes()).take(OUTCOME_LIMIT).collect(),
+        }
     }
 
     /// Reads a message, which is a user's text.
     pub fn decode(bytes: &[u8]) -> Outcome {
         match bytes.split_first() {
-            Some((b'+', times)) => Outcome::Ready(quote(times)),
+            Some((b'+', _)) => Outcome::Ready,
             Some((_, why)) => Outcome::Failed(quote(why)),
             None => Outcome::Failed(String::new()),
         }
@@ -204,11 +223,14 @@ mod tests {
             config: Source::Named("/etc/m.toml".into()),
             receive: 5,
             send: 6,
+            report: 7,
+            other_nodes: Some(OtherNodes { scancel: "/usr/bin/scancel".into(), index: 3 }),
             role: Role::Member { builder: 77 },
             program: Some("./a=b".into()),
         };
-        let role = Role::Builder { user_namespace: Some(9), keeper: Some(10), accounts, alone: true };
-        let builder = Handover { role, config: Source::Default, program: None, ..member.clone() };
+        let role = Role::Builder { user_namespace: Some(9), accounts, alone: true };
+        let builder =
+            Handover { role, config: Source::Default, program: None, other_nodes: None, ..member.clone() };
         for handover in [member, builder] {
             assert_eq!(Handover::decode(handover.encode().as_bytes()), Ok(handover));
         }
@@ -216,7 +238,7 @@ mod tests {
 
     #[test]
     fn an_outcome_survives_its_message_and_is_harmless() {
-        for outcome in [Outcome::Ready("plan 1 ms".to_owned()), Outcome::Failed("no such image".to_owned())] {
+        for outcome in [Outcome::Ready, Outcome::Failed("no such image".to_owned())] {
             assert_eq!(Outcome::decode(&outcome.encode()), outcome);
         }
         assert_eq!(Outcome::decode(b""), Outcome::Failed(String::new()));
@@ -226,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_broken_one_is_refused() {
-        for text in ["", "node=n", "node=n&step=1.0&receive=x&send=4"] {
+        for text in ["", "node=n", "node=n&step=1.0&receive=x&send=4&report=5"] {
             let failure = Handover::decode(text.as_bytes()).unwrap_err();
             assert!(failure.message.starts_with(VARIABLE) && failure.hint.is_some(), "{failure:?}");
         }

@@ -1,8 +1,9 @@
 //! What the plugin and the launcher share. Everything here is plain computation on the caller's data, plus
-//! reading the configuration file and a few of the kernel's settings; it runs in srun as the user, in slurmstepd as
+//! reading the configuration file and a few of the kernel's settings and limits; it runs in srun as the user, in slurmstepd as
 //! root, and in the launcher.
 #![forbid(unsafe_code)]
 
+pub mod cancel;
 pub mod config;
 pub mod device;
 pub mod digest;
@@ -10,13 +11,16 @@ pub mod escape;
 pub mod failure;
 pub mod handover;
 pub mod image;
-pub mod kernel_mount;
+pub mod limits;
 pub mod options;
 pub mod request;
 pub mod settings;
 pub mod slurm_options;
+pub mod slurm_texts;
 pub mod staging;
+pub mod step_report;
 pub mod user_namespace;
+pub mod variables;
 pub mod wire;
 
 pub use config::Config;
@@ -25,6 +29,8 @@ pub use failure::Failure;
 pub use handover::Handover;
 pub use request::Request;
 pub use settings::Settings;
+pub use step_report::StepReport;
+pub use variables::Variables;
 
 /// The node's name, as Slurm's users know it.
 pub fn node_name() -> String {

@@ -16,6 +16,12 @@ use crate::{Config, Failure, Settings, image, wire};
 /// prefix SLURM_ lets it pass `--export=NONE`.
 pub const VARIABLE: &str = "SLURM_MIZZEN_REQUEST";
 
+/// Carries the request where sbatch drops its whole environment (`--export-file`): what a plugin gives sbatch under the
+/// name [`SUBMITTED`] is put into the job's environment in spite of that. The node turns it into [`VARIABLE`].
+pub const SUBMITTED_VARIABLE: &str = "SLURM_SPANK_MIZZEN_REQUEST";
+/// Its name before Slurm puts `SLURM_SPANK_` in front.
+pub const SUBMITTED: &str = "MIZZEN_REQUEST";
+
 /// A longer request would take too much of what a job's environment may hold; on the node it would only take time.
 pub const LIMIT: usize = 64 << 10;
 
@@ -79,8 +85,16 @@ impl Request {
     }
 
     /// Makes a request of an option that reached the node without the client's request, so that nobody knows
-    /// which directory a relative path belongs to.
-    pub fn from_bare_option(option: &str, value: &[u8]) -> Result<Request, Failure> {
+    /// which directory a relative path belongs to. The settings are asked for only if there is a container to have them.
+    pub fn from_bare_option(
+        option: &str,
+        value: &[u8],
+        settings: impl FnOnce() -> Result<Settings, Failure>,
+    ) -> Result<Request, Failure> {
+        let not_absolute = |what: &[u8]| {
+            Failure::new(format!("{} is not absolute", quote(what)))
+                .hint("mizzen was not active where the job was submitted; check plugstack.conf there")
+        };
         check_path_text(value).map_err(|failure| failure.about(option))?;
         if value == NONE {
             return Ok(Request::Host);
@@ -88,10 +102,13 @@ impl Request {
         let (image, digest) = split_pin(value);
         let image = PathBuf::from(OsStr::from_bytes(image));
         if !image.is_absolute() {
-            return Err(Failure::new(format!("{option}: {} is not absolute", quote(value)))
-                .hint("mizzen was not active where the job was submitted; check plugstack.conf there"));
+            return Err(not_absolute(value).about(option));
         }
-        Ok(Request::Container(Container { image, digest, settings: Settings::default() }))
+        let settings = settings()?;
+        if let Some((key, text)) = settings.relative() {
+            return Err(not_absolute(&text).about(key.variable()));
+        }
+        Ok(Request::Container(Container { image, digest, settings }))
     }
 
     /// Text for [`VARIABLE`].
@@ -160,6 +177,20 @@ pub fn find_image(
     directory: &Path,
     config: &Config,
 ) -> Result<(PathBuf, Option<Digest>), Failure> {
+    find_image_by(value, directory, config, |candidate| match candidate.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        // What it is, is found out now rather than when the job starts.
+        _ => image::open(candidate).map(|opened| Some(opened.form)),
+    })
+}
+
+/// The same with another way to look what lies at a path; None if there is nothing.
+pub fn find_image_by(
+    value: &[u8],
+    directory: &Path,
+    config: &Config,
+    look: impl Fn(&Path) -> Result<Option<image::Form>, Failure>,
+) -> Result<(PathBuf, Option<Digest>), Failure> {
     check_path_text(value)?;
     if let Some(scheme) = scheme_of(value) {
         let message = format!("{}: cannot fetch images from {scheme}", quote_reference(value));
@@ -167,7 +198,7 @@ pub fn find_image(
     }
     let (name, digest) = split_pin(value);
     check_path_text(name)?;
-    let (path, form) = look_for(Path::new(OsStr::from_bytes(name)), directory, config)?;
+    let (path, form) = look_for(Path::new(OsStr::from_bytes(name)), directory, config, look)?;
     if digest.is_some() && form == image::Form::Directory {
         return Err(Failure::new(format!("{}: a directory has no digest", quote(name)))
             .hint("name it without @sha256:, or pack it into a squashfs file"));
@@ -218,7 +249,12 @@ fn quote_reference(value: &[u8]) -> String {
 }
 
 /// The image's absolute path, and its form: the user's own file first, then the site's folders.
-fn look_for(name: &Path, directory: &Path, config: &Config) -> Result<(PathBuf, image::Form), Failure> {
+fn look_for(
+    name: &Path,
+    directory: &Path,
+    config: &Config,
+    look: impl Fn(&Path) -> Result<Option<image::Form>, Failure>,
+) -> Result<(PathBuf, image::Form), Failure> {
     let mut candidates = vec![directory.join(name)];
     let bare =
         name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));
@@ -226,12 +262,8 @@ fn look_for(name: &Path, directory: &Path, config: &Config) -> Result<(PathBuf, 
         candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
     }
     for candidate in &candidates {
-        match candidate.symlink_metadata() {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            _ => {
-                // What it is, is found out now rather than when the job starts.
-                return image::open(candidate).map(|opened| (candidate.clone(), opened.form));
-            }
+        if let Some(form) = look(candidate)? {
+            return Ok((candidate.clone(), form));
         }
     }
     let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();

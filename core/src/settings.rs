@@ -236,6 +236,13 @@ impl Settings {
         self
     }
 
+    /// A setting with a relative path, and its text.
+    pub fn relative(&self) -> Option<(Key, Vec<u8>)> {
+        let absolute = self.clone().absolute(Path::new("/"));
+        let relative = Key::ALL.into_iter().find(|key| self.text(*key) != absolute.text(*key))?;
+        Some((relative, self.text(relative)?))
+    }
+
     /// The value of a setting as [`Settings::set`] takes it, unless it is left open.
     pub fn text(&self, key: Key) -> Option<Vec<u8>> {
         let list = |texts: Vec<Vec<u8>>| (!texts.is_empty()).then(|| texts.join(&b','));

@@ -1,6 +1,8 @@
 //! The user namespace of a container: the map of the user's groups, and why there may be none.
 
-use std::fs;
+use std::{fs, io};
+
+use crate::{Failure, limits};
 
 /// The kernel's limit on the lines of a map, and, below a page, on its bytes.
 const LINES: usize = 340;
@@ -29,13 +31,91 @@ pub fn group_map(inside_gid: u32, gid: u32, groups: &[u32]) -> (String, Vec<u32>
     (map, dropped)
 }
 
-/// What to do when the kernel refuses a user namespace.
-pub fn hint(errno: i32) -> String {
-    let sysctl =
-        |name: &str| fs::read_to_string(format!("/proc/sys/{name}")).ok().map(|text| text.trim().to_owned());
-    if sysctl("user/max_user_namespaces").as_deref() == Some("0") {
-        return "user namespaces are off here (sysctl user.max_user_namespaces = 0)".to_owned();
+/// The kinds of namespaces that a container has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Namespace {
+    /// In which the user may mount.
+    User,
+    /// Of mounts.
+    Mount,
+    /// Of process ids.
+    Pid,
+    /// Of System V IPC and message queues.
+    Ipc,
+    /// Of network devices.
+    Net,
+    /// Of the host's name.
+    Uts,
+}
+
+impl Namespace {
+    /// All of them.
+    pub const ALL: [Namespace; 6] =
+        [Namespace::User, Namespace::Mount, Namespace::Pid, Namespace::Ipc, Namespace::Net, Namespace::Uts];
+
+    /// What people call it.
+    fn name(self) -> &'static str {
+        match self {
+            Namespace::User => "user",
+            Namespace::Mount => "mount",
+            Namespace::Pid => "process id",
+            Namespace::Ipc => "IPC",
+            Namespace::Net => "network",
+            Namespace::Uts => "UTS",
+        }
     }
+
+    /// The file in /proc/sys/user, and the setting, with the limit on how many a user may have.
+    fn sysctl(self) -> &'static str {
+        match self {
+            Namespace::User => "max_user_namespaces",
+            Namespace::Mount => "max_mnt_namespaces",
+            Namespace::Pid => "max_pid_namespaces",
+            Namespace::Ipc => "max_ipc_namespaces",
+            Namespace::Net => "max_net_namespaces",
+            Namespace::Uts => "max_uts_namespaces",
+        }
+    }
+}
+
+/// The kernel's limits on namespaces, as they were when it was made. In a user namespace of its own a process sees only
+/// those of that one, which say nothing of the limits outside that hold there too.
+#[derive(Clone, Debug, Default)]
+pub struct NamespaceLimits(Vec<(Namespace, u64)>);
+
+impl NamespaceLimits {
+    /// Those that hold here.
+    pub fn look() -> NamespaceLimits {
+        let limit = |kind: Namespace| Some((kind, sysctl(&format!("user/{}", kind.sysctl()))?.parse().ok()?));
+        NamespaceLimits(Namespace::ALL.into_iter().filter_map(limit).collect())
+    }
+
+    /// The kernel does not make a namespace.
+    pub fn refused(&self, kind: Namespace, errno: i32) -> Failure {
+        let article = if kind == Namespace::Ipc { "an" } else { "a" };
+        let what = format!("cannot make {article} {} namespace", kind.name());
+        Failure::caused_by(what, io::Error::from_raw_os_error(errno)).hint(self.hint(kind, errno))
+    }
+
+    /// What to do when it refuses one.
+    pub fn hint(&self, kind: Namespace, errno: i32) -> String {
+        let (name, key) = (kind.name(), kind.sysctl());
+        let limit = self.0.iter().find(|(known, _)| *known == kind).map(|(_, limit)| *limit);
+        match (limit, errno) {
+            (Some(0), _) => format!("{name} namespaces are off here (sysctl user.{key} = 0)"),
+            (Some(limit), libc::ENOSPC) => {
+                let nested = if kind == Namespace::User { ", or more than 32 are nested" } else { "" };
+                format!("you have as many {name} namespaces as you may (sysctl user.{key} = {limit}){nested}")
+            }
+            (None, libc::ENOSPC) => format!("the limit is reached (sysctl user.{key})"),
+            (_, libc::EPERM | libc::EACCES) => policy(),
+            _ => limits::hint(errno).unwrap_or_else(|| "`mizzen doctor` tells what is missing".to_owned()),
+        }
+    }
+}
+
+/// Who forbids namespaces to users.
+fn policy() -> String {
     if sysctl("kernel/unprivileged_userns_clone").as_deref() == Some("0") {
         return "user namespaces are for root only here (sysctl kernel.unprivileged_userns_clone = 0)"
             .to_owned();
@@ -45,13 +125,11 @@ pub fn hint(errno: i32) -> String {
                 mizzen needs a profile with the rule `userns,`"
             .to_owned();
     }
-    match errno {
-        libc::ENOSPC => {
-            "the limit is reached (sysctl user.max_user_namespaces), or too many are nested".to_owned()
-        }
-        libc::EPERM => "in a chroot, or under a security policy, the kernel refuses them".to_owned(),
-        _ => "`mizzen doctor` tells what is missing".to_owned(),
-    }
+    "in a chroot, or under a security policy, the kernel refuses them".to_owned()
+}
+
+fn sysctl(name: &str) -> Option<String> {
+    fs::read_to_string(format!("/proc/sys/{name}")).ok().map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -67,6 +145,29 @@ mod tests {
             (map.as_str(), dropped),
             ("0 2001 1\n7 7 1\n", vec![0]),
             "0 means the primary group inside"
+        );
+    }
+
+    #[test]
+    fn the_limit_that_was_met_is_named() {
+        let limits =
+            NamespaceLimits(vec![(Namespace::User, 100), (Namespace::Mount, 0), (Namespace::Net, 7)]);
+        let hint = |kind, errno| limits.hint(kind, errno);
+        assert_eq!(
+            hint(Namespace::User, libc::ENOSPC),
+            "you have as many user namespaces as you may (sysctl user.max_user_namespaces = 100), or more than 32 are nested"
+        );
+        assert_eq!(
+            hint(Namespace::Mount, libc::ENOSPC),
+            "mount namespaces are off here (sysctl user.max_mnt_namespaces = 0)"
+        );
+        assert_eq!(
+            hint(Namespace::Net, libc::ENOSPC),
+            "you have as many network namespaces as you may (sysctl user.max_net_namespaces = 7)"
+        );
+        assert_eq!(
+            hint(Namespace::Pid, libc::ENOSPC),
+            "the limit is reached (sysctl user.max_pid_namespaces)"
         );
     }
 

@@ -58,6 +58,7 @@ pub enum Command {
     /// Copy images to this node before they are needed
     ///
     /// Later starts on this node use the copies, as long as the originals do not change. For people, and for prologs.
+    /// Root's copies, of images that everybody may read, serve all users (stage_shared in mizzen.toml).
     Stage {
         /// Squashfs or SIF files
         #[arg(required = true)]
@@ -65,7 +66,7 @@ pub enum Command {
     },
     /// Show and remove the copies of images on this node
     ///
-    /// A user's own; where root keeps copies for all users (stage_shared in mizzen.toml), root's command is for those.
+    /// A user's own; root's command is for the site's copies, which all users can use (stage_shared in mizzen.toml).
     Cache {
         /// For programs
         #[arg(long, global = true)]

@@ -10,7 +10,6 @@ use std::process::ExitCode;
 use mizzen_core::config::{DEFAULT_PATH, Source};
 use mizzen_core::failure::cause;
 use mizzen_core::{Config, Failure};
-use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::wait::waitpid;
 use serde_json::json;
@@ -30,7 +29,7 @@ struct Check {
     attempt: fn() -> Result<String, Failure>,
 }
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 7] = [
     Check { name: "settings", needed: true, purpose: "mizzen.toml", attempt: settings },
     Check { name: "user namespace", needed: true, purpose: "every container", attempt: user_namespace },
     Check { name: "mounts", needed: true, purpose: "every container", attempt: mounts },
@@ -43,12 +42,6 @@ const CHECKS: [Check; 8] = [
         purpose: "one call instead of many per mount",
         attempt: mount_setattr,
     },
-    Check {
-        name: "loop devices",
-        needed: false,
-        purpose: "mounting images by the kernel",
-        attempt: loop_devices,
-    },
 ];
 
 /// Tries everything; 0 if containers can run here.
@@ -59,6 +52,7 @@ pub fn examine(as_json: bool) -> ExitCode {
     let text = if as_json { json_report(&results, healthy) } else { text_report(&results, healthy) };
     if let Err(failure) = print(&text) {
         report(&failure);
+        return ExitCode::FAILURE;
     }
     if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -115,7 +109,7 @@ fn in_own_process(attempt: fn() -> Result<String, Failure>) -> Result<String, Fa
         waitpid(child, None)?;
         Ok(received)
     };
-    tried().unwrap_or_else(|error| Err(Failure::new(format!("cannot try: {}", cause(&error)))))
+    tried().unwrap_or_else(|error| Err(Failure::caused_by("cannot try", error)))
 }
 
 fn send(result: Result<String, Failure>, mut pipe: &PipeWriter) -> i32 {
@@ -156,12 +150,12 @@ fn mounts() -> Result<String, Failure> {
 }
 
 fn fuse() -> Result<String, Failure> {
-    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
+    let limits = sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
     let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
-        Failure::new(format!("cannot open /dev/fuse: {}", cause(&error)))
-            .hint("load the kernel module fuse (modprobe fuse), and give /dev/fuse mode 0666")
+        Failure::caused_by("cannot open /dev/fuse", error)
+            .or_hint("load the kernel module fuse (modprobe fuse), and give /dev/fuse mode 0666")
     })?;
-    sandbox::enter_mount_namespace(Unshare::default())?;
+    sandbox::enter_mount_namespace(Unshare::default(), &limits)?;
     let (uid, gid) = (nix::unistd::getuid(), nix::unistd::getgid());
     let options =
         format!("fd={},rootmode=40755,user_id={uid},group_id={gid},allow_other", device.as_raw_fd());
@@ -185,8 +179,8 @@ fn overlay() -> Result<String, Failure> {
 
 /// User and mount namespaces of the attempt's own, with a tmpfs in a place that is returned.
 fn own_mounts() -> Result<&'static str, Failure> {
-    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
-    sandbox::enter_mount_namespace(Unshare::default())?;
+    let limits = sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
+    sandbox::enter_mount_namespace(Unshare::default(), &limits)?;
     try_mount("tmpfs", "/tmp", "mode=0755", "a security policy may forbid mounts in user namespaces")?;
     Ok("/tmp")
 }
@@ -210,13 +204,5 @@ fn mount_setattr() -> Result<String, Failure> {
     match sys::restrict_mounts(std::os::fd::AsFd::as_fd(&place), libc::MOUNT_ATTR_NOSUID) {
         Ok(()) => Ok("there".to_owned()),
         Err(error) => Err(Failure::new(cause(&error)).hint("Linux 5.12 has it; mizzen does without")),
-    }
-}
-
-fn loop_devices() -> Result<String, Failure> {
-    match nix::sys::stat::stat("/dev/loop-control") {
-        Ok(_) => Ok("there".to_owned()),
-        Err(Errno::ENOENT) => Err(Failure::new("no /dev/loop-control").hint("modprobe loop")),
-        Err(errno) => Err(Failure::new(format!("/dev/loop-control: {}", errno.desc()))),
     }
 }

@@ -1,5 +1,4 @@
-//! `mizzen`, the launcher. Runs as the user who calls it; `pipeline.rs` shows the way of a container. Under another name it
-//! is the keeper (`keeper.rs`), which Slurm's plugin starts as root where the site wants that.
+//! `mizzen`, the launcher. Runs as the user who calls it; `pipeline.rs` shows the way of a container.
 
 mod cdi;
 mod cli;
@@ -8,24 +7,26 @@ mod host;
 mod host_libraries;
 mod image;
 mod inspect;
-mod keeper;
 mod manual;
 mod options;
 mod pipeline;
 mod plan;
 mod progress;
+mod raised_limits;
 mod sandbox;
 mod slurm;
 mod stage;
 mod step;
 mod sys;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::failure::cause;
 use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
@@ -35,33 +36,29 @@ use stage::commands::Stager;
 fn main() -> ExitCode {
     let mut words = std::env::args_os();
     let called = words.next().unwrap_or_default();
-    if Path::new(&called).file_name().is_some_and(|name| name == step::NAME) {
-        return step::run();
-    }
-    if Path::new(&called) == Path::new(BROADCASTER) {
-        return stage::broadcast::run(words);
-    }
-    if Path::new(&called) == Path::new(keeper::NAME) {
-        return keeper::run();
-    }
+    // Hands its limits on, and needs little.
     if let Some(command) = slurm::command_named(&called) {
         return slurm::shim::run(command, words);
     }
+    if let Err(failure) = raised_limits::raise_stack() {
+        report(&failure);
+        return ExitCode::from(125);
+    }
+    work(Path::new(&called), words)
+}
+
+/// Not a part of `main`, whose own stack must be small.
+#[inline(never)]
+fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
+    if called.file_name().is_some_and(|name| name == step::NAME) {
+        return step::run();
+    }
+    if called == Path::new(BROADCASTER) {
+        return stage::broadcast::run(words);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            // A wrong `mizzen run` must not look like a program that exits with 2.
-            let run = std::env::args_os().nth(1).is_some_and(|command| command == "run");
-            let code = if !error.use_stderr() {
-                0
-            } else if run {
-                125
-            } else {
-                2
-            };
-            return ExitCode::from(code);
-        }
+        Err(error) => return told_by_clap(&error),
     };
     let outcome = match cli.command {
         Command::Run(container) => return run(container),
@@ -78,11 +75,17 @@ fn main() -> ExitCode {
         Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
         Command::CheckConfig { file } => check_config(file.as_deref()),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "mizzen", &mut std::io::stdout());
-            Ok(())
+            // Into memory first: the crate panics where it cannot write.
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "mizzen", &mut text);
+            print(&String::from_utf8_lossy(&text))
         }
         Command::Man { directory } => manual::write_pages(&directory),
     };
+    ended(outcome)
+}
+
+fn ended(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -90,6 +93,19 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The help and the version, which are results, or what is wrong with the words.
+fn told_by_clap(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let printed = sys::check_stdout().and_then(|()| error.print());
+        return ended(written(printed.and_then(|()| std::io::stdout().flush())));
+    }
+    // Nobody is left to be told when this fails.
+    let _ = error.print();
+    // A wrong `mizzen run` must not look like a program that exits with 2.
+    let run = std::env::args_os().nth(1).is_some_and(|command| command == "run");
+    ExitCode::from(if run { 125 } else { 2 })
 }
 
 fn run(container: cli::ContainerArgs) -> ExitCode {
@@ -156,12 +172,14 @@ fn check_config(file: Option<&Path>) -> Result<(), Failure> {
 
 /// Tells the user why something failed.
 fn report(failure: &Failure) {
-    let mut text = format!("mizzen: {failure}\n");
-    if let Some(hint) = &failure.hint {
-        text.push_str(&format!("mizzen: hint: {hint}\n"));
-    }
     // Nobody is left to be told when this fails.
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let _ = std::io::stderr().write_all(message(failure).as_bytes());
+}
+
+/// A failure as the user reads it.
+fn message(failure: &Failure) -> String {
+    let hint = failure.hint.iter().map(|hint| format!("mizzen: hint: {hint}\n"));
+    format!("mizzen: {failure}\n{}", hint.collect::<String>())
 }
 
 /// Tells the user something that is no failure.
@@ -169,11 +187,19 @@ fn report_note(note: &str) {
     let _ = std::io::stderr().write_all(format!("mizzen: note: {note}\n").as_bytes());
 }
 
-/// Writes a result; a reader that has gone away (`| head`) is no failure.
+/// Writes a result.
 fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+    let mut stdout = std::io::stdout();
+    let write = sys::check_stdout().and_then(|()| stdout.write_all(text.as_bytes()));
+    // What is still in memory at the end of the program would be lost without a word.
+    written(write.and_then(|()| stdout.flush()))
+}
+
+/// Whether a result has been written. A reader that has gone away (`| head`) is no failure.
+fn written(outcome: std::io::Result<()>) -> Result<(), Failure> {
+    match outcome {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(format!("cannot write the result: {error}")))
+            Err(Failure::new(format!("cannot write the result: {}", cause(&error))))
         }
         _ => Ok(()),
     }

@@ -12,7 +12,9 @@ use crate::cli::Cli;
 
 /// Writes all pages into a directory: those of section 1, and mizzen-slurm.7.
 pub fn write_pages(directory: &Path) -> Result<(), Failure> {
-    let failed = |error| Failure::new(format!("{}: {error}", directory.display()));
+    let failed = |error: std::io::Error| {
+        Failure::caused_by(directory.display(), error).or_hint("give a directory that you can write")
+    };
     clap_mangen::generate_to(Cli::command(), directory).map_err(failed)?;
     fs::write(directory.join("mizzen-slurm.7"), slurm_page()).map_err(failed)
 }
@@ -69,7 +71,7 @@ fn entry(option: &OptionSpec) -> String {
     };
     let usage = option.usage.to_string_lossy();
     let variable = match option.meaning {
-        Meaning::Image => Some("MIZZEN_CONTAINER".to_owned()),
+        Meaning::Image => Some("MIZZEN_CONTAINER or MIZZEN_CONTAINER_IMAGE".to_owned()),
         Meaning::Setting(key, _) => Some(key.variable()),
         Meaning::Join | Meaning::Missing => None,
     };

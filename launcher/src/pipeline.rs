@@ -10,19 +10,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mizzen_core::config::Source;
-use mizzen_core::failure::{cause, quote};
-use mizzen_core::{Config, Digest, Failure, request};
+use mizzen_core::failure::quote;
+use mizzen_core::{Config, Digest, Failure, limits, request};
 
 use crate::host::Host;
 use crate::host_libraries;
+use crate::raised_limits;
 use mizzen_squashfs::squashfs;
 
 use crate::image::{self, DirectoryTree, Kind, Metadata, Opened, Tree};
 use crate::options::RunOptions;
 use crate::plan::{Identity, Plan, What};
 use crate::report_note;
-use crate::sandbox::{self, RootSource, Server, Sources, Unstartable};
+use crate::sandbox::{self, RootSource, Server, Sources, ToStandardError, Unstartable, Watch};
 use crate::stage::{self, Ready, Staging};
+
+/// So much may follow an image in its file, and as much again as the image has: padding, signatures, hashes of its blocks.
+const TAIL_LIMIT: u64 = 64 << 20;
 
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
@@ -30,9 +34,10 @@ pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
     let host = Host::look();
     let image = Image::find(&options.image, &options.staging)?;
     watch.lap("stage");
-    let root = image.source(options, &host)?;
+    let container_watch = Watch::new(Box::new(ToStandardError { program: std::process::id() }))?;
+    let root = image.source(options, &host, &container_watch)?;
     let (plan, data) = plan(options, &image, &host)?;
-    let sources = Sources { root, data };
+    let sources = Sources { root, data, watch: container_watch };
     watch.lap("plan");
     plan.notes.iter().for_each(|note| report_note(note));
     if plan.unshare.pid {
@@ -86,15 +91,18 @@ pub fn plan(
     image: &Image,
     host: &Host,
 ) -> Result<(Plan, Vec<Arc<squashfs::Image>>), Failure> {
+    raised_limits::raise_open_files();
     let metadata = image.metadata()?;
     image::check_architecture(&image.opened.path, image.tree(), &metadata)?;
     let host_libraries = host_libraries::decide(options, image.tree(), &metadata, host)?;
     let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries)
         .map_err(|failure| image.named(failure))?;
+    raised_limits::check_open_files(&plan)?;
     let mut data = Vec::new();
     for mount in &plan.mounts {
         if let What::Squashfs(path) = &mount.what {
-            data.push(Arc::new(open_data(path, &options.staging.for_data())?));
+            let opened = open_data(path, &options.staging);
+            data.push(Arc::new(opened.map_err(|failure| failure.about(&mount.why))?));
         }
     }
     Ok((plan, data))
@@ -124,15 +132,16 @@ impl Image {
 
     /// Recognises the image at an absolute path, and copies it to this node if that is wanted.
     pub fn find_at(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Image, Failure> {
+        limits::check_memory()?;
         let Ready { opened, digest, .. } = stage::image(path, pin, staging)?;
-        let content =
-            match &opened.kind {
-                Kind::Squashfs => Content::Squashfs(Arc::new(open_squashfs(&opened, 0)?)),
-                Kind::Sif { offset, .. } => Content::Squashfs(Arc::new(open_squashfs(&opened, *offset)?)),
-                Kind::Directory => Content::Directory(DirectoryTree::open(path).map_err(|error| {
-                    Failure::new(format!("{}: {error}", quote(path.as_os_str().as_bytes())))
-                })?),
-            };
+        let content = match &opened.kind {
+            Kind::Squashfs => Content::Squashfs(Arc::new(open_squashfs(&opened, 0)?)),
+            Kind::Sif { offset, .. } => Content::Squashfs(Arc::new(open_squashfs(&opened, *offset)?)),
+            Kind::Directory => Content::Directory(
+                DirectoryTree::open(path)
+                    .map_err(|error| Failure::caused_by(quote(path.as_os_str().as_bytes()), error))?,
+            ),
+        };
         Ok(Image { opened, digest, content })
     }
 
@@ -153,22 +162,20 @@ impl Image {
     }
 
     /// Where a container gets its files from. A file server starts here, to read ahead while the rest is planned.
-    pub fn source(&self, options: &RunOptions, host: &Host) -> Result<RootSource, Failure> {
+    pub fn source(&self, options: &RunOptions, host: &Host, watch: &Watch) -> Result<RootSource, Failure> {
         Ok(match &self.content {
             Content::Squashfs(image) => {
                 let identity = Identity::new(host, options.remap_root);
-                RootSource::Squashfs(Server::start(image, &options.command, &identity)?)
+                let path = &self.opened.path;
+                RootSource::Squashfs(Server::start(image, path, &options.command, &identity, watch)?)
             }
-            Content::Directory(_) => RootSource::Directory(self.opened.path.clone()),
+            // By its own name: inside the container's mount namespace no descriptor can be bound, which a path like
+            // /proc/self/fd/0 stands for.
+            Content::Directory(_) => {
+                let path = &self.opened.path;
+                RootSource::Directory(path.canonicalize().unwrap_or_else(|_| path.clone()))
+            }
         })
-    }
-
-    /// The same where the kernel has mounted it: it reads ahead as well.
-    pub fn mounted_source(&self, options: &RunOptions, place: PathBuf) -> RootSource {
-        if let Content::Squashfs(image) = &self.content {
-            sandbox::read_ahead(image, &options.command, &place);
-        }
-        RootSource::Directory(place)
     }
 
     /// A failure that has to do with what is in the image.
@@ -196,22 +203,49 @@ fn open_data(path: &Path, staging: &Staging) -> Result<squashfs::Image, Failure>
 
 /// Whether a file is as long as it says, and can be read.
 pub fn check_content(opened: &Opened) -> Result<(), Failure> {
-    match opened.kind {
-        Kind::Squashfs => open_squashfs(opened, 0).map(drop),
-        Kind::Sif { offset, .. } => open_squashfs(opened, offset).map(drop),
-        Kind::Directory => Ok(()),
+    let end = match opened.kind {
+        Kind::Squashfs => open_squashfs(opened, 0)?.superblock().bytes_used,
+        Kind::Sif { offset, .. } => {
+            open_squashfs(opened, offset)?;
+            image::sif::end(&opened.file, opened.size)
+                .map_err(|failure| failure.about(quote(opened.path.as_os_str().as_bytes())))?
+        }
+        Kind::Directory => return Ok(()),
+    };
+    if opened.size.saturating_sub(end) <= end.saturating_add(TAIL_LIMIT) {
+        return Ok(());
     }
+    let (shown, size) = (quote(opened.path.as_os_str().as_bytes()), opened.size);
+    Err(Failure::new(format!("{shown}: the image in it ends after {end} bytes, the file after {size}"))
+        .hint("something else follows the image, or the file is damaged; `truncate -s` cuts it off"))
+}
+
+/// The same by the first bytes of the squashfs alone: nothing is inflated.
+pub fn check_header(opened: &Opened) -> Result<(), Failure> {
+    let offset = match opened.kind {
+        Kind::Squashfs => 0,
+        Kind::Sif { offset, .. } => offset,
+        Kind::Directory => return Ok(()),
+    };
+    squashfs::Superblock::read(&opened.file, offset).map(drop).map_err(|error| unopened(opened, error))
 }
 
 fn open_squashfs(opened: &Opened, offset: u64) -> Result<squashfs::Image, Failure> {
     let shown = quote(opened.path.as_os_str().as_bytes());
-    let file = opened.file.try_clone().map_err(|error| Failure::new(format!("{shown}: {error}")))?;
-    squashfs::Image::open(file, offset).map_err(|error| match error {
-        squashfs::Error::Io { source, .. } => {
-            Failure::new(format!("{shown}: cannot read: {}", cause(&source)))
-                .hint("its file system fails; the node's kernel log tells more")
+    let file = opened.file.try_clone().map_err(|error| Failure::caused_by(&shown, error))?;
+    squashfs::Image::open(file, offset).map_err(|error| unopened(opened, error))
+}
+
+fn unopened(opened: &Opened, error: squashfs::Error) -> Failure {
+    let shown = quote(opened.path.as_os_str().as_bytes());
+    match error {
+        squashfs::Error::Io { source, .. } => Failure::caused_by(format!("{shown}: cannot read"), source)
+            .or_hint("its file system fails; the node's kernel log tells more"),
+        error @ (squashfs::Error::UnknownCompressor(_)
+        | squashfs::Error::BigEndian
+        | squashfs::Error::Version { .. }) => {
+            Failure::new(format!("{shown}: {error}")).hint("make the image again with mksquashfs 4")
         }
-        error => Failure::new(format!("{shown}: {error}"))
-            .hint("the file is broken or was not copied completely; copy it again"),
-    })
+        error => Failure::new(format!("{shown}: {error}")).hint(image::DAMAGED),
+    }
 }

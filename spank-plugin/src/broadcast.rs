@@ -42,7 +42,7 @@ fn try_to_send(spank: &Spank) -> Result<Option<String>, Failure> {
     if components > 1 {
         return without("the components of a heterogeneous job get no broadcast");
     }
-    let (Some(job), Some(Step::Number(step))) = (spank.job_id(), spank.step()) else {
+    let (Some(Step::Number(_)), Some(step)) = (spank.step(), spank.step_name()) else {
         return without("Slurm does not tell which step this is");
     };
     let launcher = match spank::launcher() {
@@ -50,7 +50,7 @@ fn try_to_send(spank: &Spank) -> Result<Option<String>, Failure> {
         Err(failure) => return without(&failure.message),
     };
     let mut command = Command::new(OsStr::from_bytes(launcher.as_bytes()));
-    command.arg0(staging::BROADCASTER).arg(format!("{job}.{step}")).arg(slurms_programs());
+    command.arg0(staging::BROADCASTER).arg(step).arg(slurms_programs());
     if let Source::Named(config) = state::lock().config_source()? {
         command.arg(config);
     }

@@ -3,15 +3,15 @@
 //! Each setting by itself comes from the first of these that has it: an option, the container that the enclosing
 //! job hands down, a variable MIZZEN_CONTAINER_…; mizzen.toml is left to the node.
 
-use std::env::var_os;
+use std::env::{var_os, vars_os};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::PathBuf;
 
 use mizzen_core::failure::quote;
-use mizzen_core::request::{self, Container, VARIABLE};
+use mizzen_core::request::{self, Container, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
 use mizzen_core::settings::Key;
 use mizzen_core::staging::BROADCAST_VARIABLE;
-use mizzen_core::{Config, Failure, Request, Settings};
+use mizzen_core::{Config, Failure, Request, Settings, Variables};
 
 use crate::options::Meaning;
 use crate::spank::{self, Spank};
@@ -21,8 +21,6 @@ use crate::{multi_prog, oci, options, state};
 /// Slurm's `--container` ends here. Slurm sets it only when unset, so what stays in the environment would hide
 /// the option of a nested srun.
 pub const SLURM_CONTAINER: &str = "SLURM_CONTAINER";
-/// Stands for `--container` where no option and no enclosing job says otherwise.
-const IMAGE_VARIABLE: &str = "MIZZEN_CONTAINER";
 
 /// Registers the options, without the values that an enclosing job was given: those would come back as if typed
 /// here, and a relative image would be looked for in another directory. What a job hands down is in the request.
@@ -30,43 +28,57 @@ pub fn register_options(spank: &Spank) -> Result<(), Failure> {
     for spec in &options::ALL {
         spank::unset_variable(&options::inherited_variable(spec));
     }
-    // Of another step.
-    spank::unset_variable(BROADCAST_VARIABLE);
+    // Of another step or job.
+    for name in [BROADCAST_VARIABLE, SUBMITTED_VARIABLE, multi_prog::CHECKED_VARIABLE] {
+        spank::unset_variable(name);
+    }
     options::register(spank)
 }
 
 /// Whether any component of the job has asked for a container so far.
 pub fn container_wanted() -> bool {
-    let variables = [VARIABLE, IMAGE_VARIABLE];
     state::lock().wanted
         || slurms_own_option().is_some()
-        || variables.iter().any(|name| var_os(name).is_some())
+        || var_os(VARIABLE).is_some()
+        || own_variables().name_an_image()
 }
 
 /// Puts the request into the variable that goes to the node, or refuses the command. Slurm calls this once for
 /// each component of a heterogeneous job. The components share one environment and so one request: those that
 /// ask for different containers are refused.
-pub fn make_request() -> Result<(), Failure> {
-    let (failure, mut reported, first, inherited) = {
+pub fn make_request(spank: &Spank) -> Result<(), Failure> {
+    let (failure, mut reported, first, inherited, variables) = {
         let mut state = state::lock();
         if state.components == 0 {
+            // After a component with --export-file sbatch has no environment left.
             state.inherited = var_os(VARIABLE).map(OsStringExt::into_vec);
+            state.variables = own_variables();
         }
         state.components += 1;
         let reported = std::mem::take(&mut state.options);
-        (state.failure.clone(), reported, state.components == 1, state.inherited.clone())
+        (
+            state.failure.clone(),
+            reported,
+            state.components == 1,
+            state.inherited.clone(),
+            state.variables.clone(),
+        )
     };
-    if let Some(failure) = failure {
+    // Whatever is wrong with mizzen, a job that wants no container goes on.
+    if let Some(failure) = failure.filter(|_| container_wanted()) {
         return Err(failure);
     }
+    options::refuse_taken()?;
     if !first {
         take_repetitions_out(&mut reported)?;
     }
     let inherited = inherited.as_deref().map(Request::decode).transpose()?;
-    let request = component_request(&reported, inherited)?;
+    let request = component_request(&reported, inherited, &variables)?;
     if let Some(Request::Container(_) | Request::Join(_)) = &request {
-        multi_prog::refuse_in_client()?;
+        multi_prog::check_in_client()?;
+        refuse_without_shell()?;
     }
+    send(spank, request.as_ref())?;
     if !first {
         let shared = state::lock().request.clone();
         return if shared == request {
@@ -75,17 +87,41 @@ pub fn make_request() -> Result<(), Failure> {
             Err(different_containers(&show(&shared), &show(&request)))
         };
     }
-    if let Some(request) = &request {
-        let text = request.encode();
-        if text.len() > request::LIMIT {
-            let message = format!("the container's options have {} bytes together", text.len());
-            return Err(Failure::new(message)
-                .hint("64 KiB is the limit; mount a directory above, not each file in it"));
-        }
-        spank::set_variable(VARIABLE, &text);
-    }
     state::lock().request = request;
     Ok(())
+}
+
+/// Puts the request into everything that goes to the node.
+fn send(spank: &Spank, request: Option<&Request>) -> Result<(), Failure> {
+    let Some(request) = request else { return Ok(()) };
+    let text = request.encode();
+    if text.len() > request::LIMIT {
+        let message = format!("the container's options have {} bytes together", text.len());
+        return Err(
+            Failure::new(message).hint("64 KiB is the limit; mount a directory above, not each file in it")
+        );
+    }
+    spank::set_variable(VARIABLE, &text);
+    if spank::own_option(c"export-file").is_some() {
+        spank.set_submitted(SUBMITTED, &text)?;
+    }
+    Ok(())
+}
+
+/// Without a shell or command of salloc's nobody inherits the container: `srun --jobid` comes from elsewhere.
+fn refuse_without_shell() -> Result<(), Failure> {
+    if spank::own_option(c"no-shell").is_none_or(|value| value != b"set") {
+        return Ok(());
+    }
+    Err(Failure::new("--no-shell: nothing would hand the container on to the steps of this allocation").hint(
+        "give the image to every `srun --jobid`, and --container-image=none to salloc if it inherits one",
+    ))
+}
+
+fn own_variables() -> Variables {
+    let all: Vec<(Vec<u8>, Vec<u8>)> =
+        vars_os().map(|(name, value)| (name.into_vec(), value.into_vec())).collect();
+    Variables::of(all.iter().map(|(name, value)| (name.as_slice(), value.as_slice())))
 }
 
 /// After the own options of a later component sbatch reports the first component's once more, as if they were the
@@ -116,13 +152,17 @@ fn same_kind(one: Option<Meaning>, other: Option<Meaning>) -> bool {
 }
 
 /// What this component asks for.
-fn component_request(reported: &[Reported], inherited: Option<Request>) -> Result<Option<Request>, Failure> {
+fn component_request(
+    reported: &[Reported],
+    inherited: Option<Request>,
+    variables: &Variables,
+) -> Result<Option<Request>, Failure> {
     if let Some(missing) = reported.iter().find(|option| option.meaning() == Some(Meaning::Missing)) {
         return Err(Failure::new(format!("{}: mizzen has no named containers", missing.name())).hint(
             "give the image with --container; --container-join enters the container of a running step",
         ));
     }
-    let typed = typed_settings(reported)?;
+    let typed = options::settings(reported)?;
     let last = |meaning| reported.iter().rfind(|option| option.meaning() == Some(meaning));
     if let Some(join) = last(Meaning::Join) {
         if last(Meaning::Image).is_some() || slurms_own_option().is_some() || typed != Settings::default() {
@@ -132,42 +172,36 @@ fn component_request(reported: &[Reported], inherited: Option<Request>) -> Resul
         return Request::from_join(&join.value).map(Some).map_err(|failure| failure.about(join.name()));
     }
     let ours = last(Meaning::Image).map(|option| (option.name(), option.value.clone()));
-    let lower = match &inherited {
-        Some(Request::Container(container)) => container.settings.clone(),
-        Some(_) => Settings::default(),
-        None => settings_of_variables()?,
-    };
-    let directory = std::env::current_dir()
-        .map_err(|error| Failure::new(format!("cannot find the current directory: {error}")))?;
-    let settings = typed.clone().or(lower).absolute(&directory);
-    let Some(named) = named_image(ours, inherited.is_none())? else {
-        return match inherited {
-            Some(Request::Container(Container { image, digest, .. })) => {
-                Ok(Some(Request::Container(Container { image, digest, settings })))
-            }
-            _ if typed != Settings::default() => {
-                let option = reported.first().map(Reported::name).unwrap_or_default();
-                Err(Failure::new(format!("{option}: without a container"))
-                    .hint("give the image with --container=IMAGE"))
-            }
-            inherited => Ok(inherited),
-        };
-    };
-    let request = match named {
-        Named::SlurmRuntime => Request::SlurmRuntime,
-        Named::Image { option, value } => image_request(&option, &value, &directory)?,
-    };
-    Ok(Some(match request {
-        Request::Container(Container { image, digest, .. }) => {
-            Request::Container(Container { image, digest, settings })
+    let outermost = Some(variables).filter(|_| inherited.is_none());
+    let request = match named_image(ours, outermost)? {
+        Some(Named::SlurmRuntime) => Some(Request::SlurmRuntime),
+        Some(Named::Image { option, value }) => Some(image_request(&option, &value)?),
+        None if typed != Settings::default() && !matches!(inherited, Some(Request::Container(_))) => {
+            let option = reported.first().map(Reported::name).unwrap_or_default();
+            return Err(Failure::new(format!("{option}: without a container"))
+                .hint("give the image with --container=IMAGE"));
         }
-        other => other,
-    }))
+        None => inherited.clone(),
+    };
+    let Some(Request::Container(Container { image, digest, .. })) = request else { return Ok(request) };
+    // Not before there is a container: nothing that is wrong with a variable may end a job without one.
+    let lower = match inherited {
+        Some(Request::Container(container)) => container.settings,
+        Some(_) => Settings::default(),
+        None => variables.settings()?,
+    };
+    let settings = typed.or(lower).absolute(&current_directory()?);
+    Ok(Some(Request::Container(Container { image, digest, settings })))
 }
 
-fn image_request(option: &str, value: &[u8], directory: &Path) -> Result<Request, Failure> {
+fn current_directory() -> Result<PathBuf, Failure> {
+    std::env::current_dir()
+        .map_err(|error| Failure::new(format!("cannot find the current directory: {error}")))
+}
+
+fn image_request(option: &str, value: &[u8]) -> Result<Request, Failure> {
     let config = Config::load(&state::lock().config_source()?)?;
-    let request = Request::from_option(option, value, directory, &config)?;
+    let request = Request::from_option(option, value, &current_directory()?, &config)?;
     spank::unset_variable(SLURM_CONTAINER);
     oci::spare_pmix()?;
     Ok(request)
@@ -179,8 +213,11 @@ enum Named {
     SlurmRuntime,
 }
 
-/// The image that an option names, or, in the outermost command, the variable.
-fn named_image(ours: Option<(String, Vec<u8>)>, outermost: bool) -> Result<Option<Named>, Failure> {
+/// The image that an option names, or, in the outermost command, a variable.
+fn named_image(
+    ours: Option<(String, Vec<u8>)>,
+    outermost: Option<&Variables>,
+) -> Result<Option<Named>, Failure> {
     match (slurms_own_option(), ours) {
         (Some(slurms), Some((_, ours))) if slurms != ours => {
             let message = format!("--container={} and --container-image={}", quote(&slurms), quote(&ours));
@@ -195,31 +232,11 @@ fn named_image(ours: Option<(String, Vec<u8>)>, outermost: bool) -> Result<Optio
         }
         (Some(value), _) => Ok(Some(Named::Image { option: "--container".to_owned(), value })),
         (None, Some((option, value))) => Ok(Some(Named::Image { option, value })),
-        (None, None) => Ok(var_os(IMAGE_VARIABLE)
-            .filter(|_| outermost)
-            .map(|value| Named::Image { option: IMAGE_VARIABLE.to_owned(), value: value.into_vec() })),
-    }
-}
-
-fn typed_settings(reported: &[Reported]) -> Result<Settings, Failure> {
-    let mut settings = Settings::default();
-    for option in reported {
-        if let Some(Meaning::Setting(key, _)) = option.meaning() {
-            settings.set(key, &option.value()).map_err(|failure| failure.about(option.name()))?;
+        (None, None) => {
+            let variable = outermost.map(Variables::image).transpose()?.flatten();
+            Ok(variable.map(|(name, value)| Named::Image { option: name.to_owned(), value: value.to_vec() }))
         }
     }
-    Ok(settings)
-}
-
-fn settings_of_variables() -> Result<Settings, Failure> {
-    let mut settings = Settings::default();
-    for key in Key::ALL {
-        let name = key.variable();
-        if let Some(value) = var_os(&name).filter(|value| !value.is_empty()) {
-            settings.set(key, value.as_bytes()).map_err(|failure| failure.about(name))?;
-        }
-    }
-    Ok(settings)
 }
 
 fn different_containers(one: &str, other: &str) -> Failure {

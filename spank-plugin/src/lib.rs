@@ -3,27 +3,31 @@
 //! | hook                 | srun, sbatch, salloc (user) | slurmstepd (root)          | task                        |
 //! |----------------------|-----------------------------|----------------------------|-----------------------------|
 //! | init                 | register the options        | register the options       |                             |
-//! | init_post_opt        | make the request, or refuse | make a place for the tasks |                             |
+//! | init_post_opt        | make the request, or refuse | open the step's channel    |                             |
 //! | local_user_init      | srun: send the image        |                            |                             |
-//! | task_init_privileged |                             |                            | namespace, keeper (root)    |
-//! | task_post_fork       |                             | note the first task        |                             |
+//! | task_init_privileged |                             |                            | user namespace (root)       |
+//! | task_post_fork       |                             | leave the channel to them  |                             |
 //! | task_init            |                             |                            | hand over, or end (user)    |
-//! | exit                 |                             | log how it went            |                             |
+//! | task_exit            |                             | tell why the step failed   |                             |
+//! | exit                 |                             | log how it went, close     |                             |
 //!
 //! slurmd loads the plugin too and gets nothing to do. How a failure in each of them reaches the user is in
 //! `spank/mod.rs`, which is also the only file that talks to Slurm.
 
 mod broadcast;
+mod channel;
 mod client;
-mod keeper;
-mod meeting;
+mod crontab;
 mod multi_prog;
 mod node;
 mod oci;
 mod options;
+mod other_nodes;
+mod requested;
 mod root;
 mod spank;
 mod state;
+mod twice;
 mod version;
 
 use mizzen_core::Failure;
@@ -38,6 +42,7 @@ enum Hook {
     TaskInitPrivileged,
     TaskPostFork,
     TaskInit,
+    TaskExit,
     Exit,
 }
 
@@ -57,16 +62,18 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
     match (hook, context) {
         (Hook::Init, Context::Client) => client::register_options(spank),
         (Hook::Init, Context::Node) => options::register(spank),
-        (Hook::InitPostOpt, Context::Client) => client::make_request(),
-        (Hook::InitPostOpt, Context::Node) => node::open_meeting(spank),
+        (Hook::InitPostOpt, Context::Client) => client::make_request(spank),
+        (Hook::InitPostOpt, Context::Node) => node::open_channel(spank),
         (Hook::LocalUserInit, Context::Client) => broadcast::send(spank),
         (Hook::TaskInitPrivileged, Context::Node) => node::prepare_builder(spank),
-        (Hook::TaskPostFork, Context::Node) => node::note_builder(spank),
+        (Hook::TaskPostFork, Context::Node) => node::after_fork(spank),
         (Hook::TaskInit, Context::Node) => node::hand_over(spank),
-        (Hook::Exit, Context::Node) => node::log_outcome(),
-        (Hook::TaskInitPrivileged | Hook::TaskPostFork | Hook::TaskInit | Hook::Exit, Context::Client) => {
-            Ok(())
-        }
+        (Hook::TaskExit, Context::Node) => node::tell_failure(),
+        (Hook::Exit, Context::Node) => node::end_step(spank),
+        (
+            Hook::TaskInitPrivileged | Hook::TaskPostFork | Hook::TaskInit | Hook::TaskExit | Hook::Exit,
+            Context::Client,
+        ) => Ok(()),
         (Hook::LocalUserInit, Context::Node) | (_, Context::Slurmd) => Ok(()),
     }
 }
@@ -75,7 +82,7 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
 fn container_wanted(context: Context, spank: &Spank) -> bool {
     match context {
         Context::Client => client::container_wanted(),
-        Context::Node => node::container_wanted(spank),
+        Context::Node => requested::container_wanted(spank),
         Context::Slurmd => false,
     }
 }
@@ -89,6 +96,7 @@ impl Hook {
             Hook::TaskInitPrivileged => "task_init_privileged",
             Hook::TaskPostFork => "task_post_fork",
             Hook::TaskInit => "task_init",
+            Hook::TaskExit => "task_exit",
             Hook::Exit => "exit",
         }
     }

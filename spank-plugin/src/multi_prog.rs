@@ -1,54 +1,51 @@
 //! `srun --multi-prog` before Slurm 23.11. There each task gets a program of its own, which a plugin can neither see nor
 //! replace: the task would run on the host. So it is refused, in srun where it is typed, and again on the node.
-
-use std::ffi::OsStr;
-use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+//!
+//! srun knows what it was asked for. The node does not: it sees the option's file and its content in place of a program
+//! and its argument, and nothing that tells them apart. So srun tells the node that it has looked, and a step of which
+//! nobody says so (its srun has no mizzen) is refused if its words could be that file. Whoever forges that word puts tasks
+//! of their own on the host, where they may run anyway.
 
 use mizzen_core::Failure;
+use mizzen_core::slurm_texts::lists_programs;
 
 use crate::spank::{self, Spank};
 
-/// Refuses what srun was asked to do, if this Slurm cannot do it in a container.
-pub fn refuse_in_client() -> Result<(), Failure> {
-    // Other programs than srun have another word for an option that is not theirs.
-    if spank::own_option(c"multi-prog").is_some_and(|value| value == b"set") { refuse() } else { Ok(()) }
-}
+/// srun has seen that it has no such option. For one step: the node takes it out of the tasks' environment.
+pub const CHECKED_VARIABLE: &str = "SLURM_MIZZEN_SRUN";
 
-/// The same on the node, where the option's file and its content stand in place of the program and its argument. The
-/// file may be on the login node alone; but hardly an argument that somebody types ends with a newline.
-pub fn refuse_on_node(spank: &Spank) -> Result<(), Failure> {
-    if let [file, content, ..] = spank.arguments()?.as_slice()
-        && lists_programs(content)
-        && (content.ends_with(b"\n") || read_small(file).as_ref() == Some(content))
-    {
-        return refuse();
+/// Refuses what srun was asked to do, if this Slurm cannot do it in a container.
+pub fn check_in_client() -> Result<(), Failure> {
+    if !tasks_are_hidden() || !spank::is_srun() {
+        return Ok(());
     }
+    if spank::own_option(c"multi-prog").is_some_and(|value| value == b"set") {
+        return Err(Failure::new("--multi-prog: not in a container before Slurm 23.11")
+            .hint("start one script, which chooses its program by SLURM_PROCID"));
+    }
+    spank::set_variable(CHECKED_VARIABLE, "1");
     Ok(())
 }
 
-/// A file that can be such a list: not a FIFO, and not one that takes long to read.
-fn read_small(name: &[u8]) -> Option<Vec<u8>> {
-    const LIMIT: u64 = 1 << 20;
-    let path = Path::new(OsStr::from_bytes(name));
-    path.metadata().ok().filter(|found| found.is_file() && found.len() <= LIMIT)?;
-    fs::read(path).ok()
-}
-
-fn refuse() -> Result<(), Failure> {
-    if spank::slurm_version() >= (23, 11) {
+/// The same on the node.
+pub fn refuse_on_node(spank: &Spank) -> Result<(), Failure> {
+    if !tasks_are_hidden() {
         return Ok(());
     }
-    Err(Failure::new("--multi-prog: not in a container before Slurm 23.11")
-        .hint("start one script, which chooses its program by SLURM_PROCID"))
+    if spank.job_variable(CHECKED_VARIABLE)?.is_some() {
+        spank.unset_job_variable(c"SLURM_MIZZEN_SRUN");
+        return Ok(());
+    }
+    match spank.arguments()?.as_slice() {
+        [_, content, ..] if lists_programs(content) => Err(Failure::new(
+            "--multi-prog: not in a container before Slurm 23.11 (the program's first argument may be its file)",
+        )
+        .hint("mizzen was not active where srun was called; check plugstack.conf there")),
+        _ => Ok(()),
+    }
 }
 
-/// Whether a file begins with a line `0-3,5 program argument …`, or `* program`. Later lines may be anything: a backslash
-/// continues a line on the next.
-fn lists_programs(content: &[u8]) -> bool {
-    let mut lines = content.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
-    let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#")).unwrap_or_default();
-    let end = first.iter().position(u8::is_ascii_whitespace).unwrap_or(0);
-    end > 0 && first[..end].iter().all(|byte| byte.is_ascii_digit() || b",-*:".contains(byte))
+/// Whether this Slurm shows a plugin other arguments than its tasks have.
+fn tasks_are_hidden() -> bool {
+    spank::slurm_version() < (23, 11)
 }

@@ -1,5 +1,4 @@
-//! The container's user namespace, made by root on the user's behalf. (`keeper.rs` starts a program that does more as
-//! root, where the site wants it.)
+//! The container's user namespace, made by root on the user's behalf: all that root does for a container.
 //!
 //! A user may map one group into a user namespace by himself; root may map all that the user is in. So the first task of
 //! a step, while it is still root, makes the namespace for the launcher: a child that exists for nothing else becomes the
@@ -12,7 +11,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use mizzen_core::Failure;
-use mizzen_core::user_namespace::{group_map, hint};
+use mizzen_core::user_namespace::{Namespace, NamespaceLimits, group_map};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -25,6 +24,8 @@ use nix::unistd::{Gid, Pid, Uid, pipe2, setgroups, setresgid, setresuid};
 
 /// Enough for the child's few calls.
 const STACK: usize = 256 << 10;
+/// slurmstepd has a few dozen.
+const MOST_DESCRIPTORS: i32 = 1 << 16;
 /// A child that has not answered by then has been stopped.
 const PATIENCE_MILLISECONDS: u16 = 10_000;
 
@@ -46,7 +47,7 @@ pub fn may_map() -> bool {
 
 /// Makes a user namespace in which all groups of the user are known, and the user is himself or called root.
 pub fn user_namespace(owner: &Owner, as_root: bool) -> Result<OwnedFd, Failure> {
-    let failed = |what: &str, errno: Errno| Failure::new(format!("{what}: {}", errno.desc()));
+    let failed = |what: &str, errno: Errno| Failure::caused_by(what, errno);
     let pipe = || pipe2(OFlag::O_CLOEXEC).map_err(|errno| failed("cannot make a pipe", errno));
     let ((answer, say), (wait, life)) = (pipe()?, pipe()?);
     // The user may send the child signals, and it must not run slurmstepd's handlers.
@@ -59,11 +60,10 @@ pub fn user_namespace(owner: &Owner, as_root: bool) -> Result<OwnedFd, Failure> 
     drop((say, wait));
     let made = match await_answer(answer) {
         0 => write_maps(child, owner, as_root).and_then(|()| {
-            let opened = File::open(format!("/proc/{child}/ns/user"));
-            let failed = |error| Failure::new(format!("cannot open the user namespace: {error}"));
-            opened.map(OwnedFd::from).map_err(failed)
+            let failed = |error: std::io::Error| Failure::caused_by("cannot open the user namespace", error);
+            File::open(format!("/proc/{child}/ns/user")).map(OwnedFd::from).map_err(failed)
         }),
-        errno => Err(failed("cannot make a user namespace", Errno::from_raw(errno)).hint(hint(errno))),
+        errno => Err(NamespaceLimits::look().refused(Namespace::User, errno)),
     };
     // It would end by itself now, unless the user has stopped it.
     drop(life);
@@ -103,7 +103,9 @@ fn start_child(owner: &Owner, say: &OwnedFd, wait: &OwnedFd) -> nix::Result<Pid>
 
 /// In this order: as long as it has something of slurmstepd's, the user must not get at it.
 fn become_owner_of_namespace(owner: &Owner, keep: [&OwnedFd; 2]) -> nix::Result<()> {
-    close_everything_but(&keep.map(AsRawFd::as_raw_fd));
+    let mut kept = keep.map(AsRawFd::as_raw_fd);
+    kept.sort_unstable();
+    close_all_but(&kept);
     // In the namespace these are limits on all that the user has; his own, which Slurm sets later, may be up to these.
     for resource in [
         Resource::RLIMIT_NPROC,
@@ -136,29 +138,25 @@ fn write_maps(process: Pid, owner: &Owner, as_root: bool) -> Result<(), Failure>
             .write(true)
             .open(format!("/proc/{process}/{file}"))
             .and_then(|mut file| file.write_all(text.as_bytes()));
-        written.map_err(|error| Failure::new(format!("cannot write {file} of a user namespace: {error}")))?;
+        let failed = |error| Failure::caused_by(format!("cannot write {file} of a user namespace"), error);
+        written.map_err(failed)?;
     }
     Ok(())
 }
 
-/// Closes every descriptor but these. What owned the others in slurmstepd must never be used in this process.
-pub fn close_everything_but(keep: &[i32]) {
-    let mut keep = keep.to_vec();
-    keep.sort_unstable();
-    let firsts = std::iter::once(0).chain(keep.iter().map(|fd| fd + 1));
-    let lasts = keep.iter().map(|fd| fd - 1).chain(std::iter::once(i32::MAX));
-    let closed = firsts.zip(lasts).all(|(first, last)| {
+/// Closes every descriptor but these, which are in order. What owned the others in slurmstepd must never be used in this
+/// process. Nothing is allocated: slurmstepd has several threads at times, and one may have been forked from in the middle of that.
+pub fn close_all_but(kept: &[i32]) {
+    let mut first = 0;
+    for last in kept.iter().map(|fd| fd - 1).chain([i32::MAX]) {
         // SAFETY: takes three numbers.
-        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0
-    });
-    if closed {
-        return;
-    }
-    // Linux before 5.9.
-    let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let open: Vec<i32> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for other in open.into_iter().filter(|other| !keep.contains(other)) {
-        // SAFETY: takes a number.
-        unsafe { libc::close(other) };
+        if first <= last && unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } != 0 {
+            // Linux before 5.9.
+            (first..=last.min(MOST_DESCRIPTORS)).for_each(|fd| {
+                // SAFETY: takes a number.
+                unsafe { libc::close(fd) };
+            });
+        }
+        first = last.saturating_add(2);
     }
 }

@@ -9,15 +9,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
 use mizzen_core::settings::Key;
-use mizzen_core::{Failure, Request};
+use mizzen_core::{Failure, Request, Variables};
 
-use crate::meeting::Meeting;
+use crate::channel::StepChannel;
 use crate::options::{self, Meaning};
+use crate::twice::Part;
 
 /// The plugin's memory. A task gets a copy of slurmstepd's when it is forked.
 pub struct State {
     /// The words behind the plugin's path in plugstack.conf.
     pub arguments: Vec<Vec<u8>>,
+    /// How often the first hook was called.
+    pub loads: u32,
+    /// Another copy of the plugin is there: this one does nothing but refuse containers, or nothing at all.
+    pub part: Part,
     /// An option of ours was given; never taken back.
     pub wanted: bool,
     /// The options that Slurm reported, in its order.
@@ -28,14 +33,16 @@ pub struct State {
     pub components: u32,
     /// Client: the request that the enclosing job hands down.
     pub inherited: Option<Vec<u8>>,
+    /// Client: the variables that stand for options.
+    pub variables: Variables,
     /// Client: the first component's request.
     pub request: Option<Request>,
-    /// Node: where the tasks of a step meet.
-    pub meeting: Option<Meeting>,
+    /// Node: the step's channel.
+    pub channel: Option<StepChannel>,
+    /// slurmstepd: the user has been told why the step failed.
+    pub told: bool,
     /// The first task of a step: the container's user namespace.
     pub user_namespace: Option<OwnedFd>,
-    /// The first task of a step: the keeper's descriptor.
-    pub keeper: Option<OwnedFd>,
 }
 
 /// An option as Slurm reported it.
@@ -73,15 +80,18 @@ impl Reported {
 
 static STATE: Mutex<State> = Mutex::new(State {
     arguments: Vec::new(),
+    loads: 0,
+    part: Part::Alone,
     wanted: false,
     options: Vec::new(),
     failure: None,
     components: 0,
     inherited: None,
+    variables: Variables::NONE,
     request: None,
-    meeting: None,
+    channel: None,
+    told: false,
     user_namespace: None,
-    keeper: None,
 });
 
 /// The state, also after a panic: what one hook broke, the next one must still see.
@@ -100,6 +110,17 @@ impl State {
         let mut source = Source::Default;
         for argument in &self.arguments {
             match argument.strip_prefix(b"config=") {
+                Some(path) if !path.is_empty() && source != Source::Default => {
+                    return Err(Failure::new(format!("plugstack.conf: config= twice: \"{}\"", quote(path)))
+                        .hint("give spank_mizzen.so one mizzen.toml"));
+                }
+                Some(path) if !path.is_empty() && !path.starts_with(b"/") => {
+                    return Err(Failure::new(format!(
+                        "plugstack.conf: config={} is not absolute",
+                        quote(path)
+                    ))
+                    .hint("write the whole path, beginning with /"));
+                }
                 Some(path) if !path.is_empty() => {
                     source = Source::Named(PathBuf::from(OsStr::from_bytes(path)))
                 }

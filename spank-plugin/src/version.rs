@@ -32,8 +32,8 @@ pub fn find() -> Option<u32> {
     version_of_loaded_plugin(&libraries).or_else(|| version_of_plugin_file(&libraries))
 }
 
-/// The paths of all libraries in this process.
-fn loaded_libraries() -> Vec<PathBuf> {
+/// The paths of all libraries in this process, in the order in which they were loaded.
+pub fn loaded_libraries() -> Vec<PathBuf> {
     unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _: usize, list: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr passes a valid `info`, and back the pointer to `list` that it was given.
         let (info, list) = unsafe { (&*info, &mut *list.cast::<Vec<PathBuf>>()) };

@@ -3,8 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
 
+use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
-use mizzen_tests::copies::{CACHE, TOML, assert_sound, copies, digest_of, staging_cluster as cluster};
+use mizzen_tests::copies::{
+    CACHE, TOML, assert_sound, copies, copies_in, digest_of, staging_cluster as cluster,
+};
 
 #[test]
 fn the_limits_hold() {
@@ -167,20 +170,23 @@ fn damage_is_found() {
 fn a_foreign_folder_is_not_used() {
     let cluster = cluster("foreign", TOML);
     let start = "mizzen run /shared/a.sqsh cat /image";
-    for (make, why) in [
-        (format!("mkdir -m 777 {CACHE}"), "belongs to uid 0, not to you"),
-        (format!("ln -s /home/alice {CACHE}"), "is not a directory"),
-        (format!("touch {CACHE}"), "is not a directory"),
-        (format!("mkdir -m 755 {CACHE}; chown alice {CACHE}"), "has mode 0755, not 0700 (chmod 700 "),
-        (format!("ln -s /nowhere {CACHE}"), "is not a directory"),
-    ] {
-        cluster.run_as_root(&format!("rm -rf {CACHE}; {make}"));
+    for make in ["mkdir -m 777", "ln -s /home/alice", "touch", "ln -s /nowhere"] {
+        cluster.run_as_root(&format!("rm -rf {CACHE}*; {make} {CACHE}"));
         let run = cluster.run(start);
         assert_out(&run, 0, "a\n");
-        let note = format!("note: ctl: /shared/a.sqsh is used where it is: {CACHE}: {why}");
-        assert!(run.stderr.contains(&note), "{make}: {}", run.text());
-        assert!(copies(&cluster).is_empty());
+        assert_eq!(run.stderr, "", "{make}");
+        assert_eq!(copies_in(&cluster, User::Alice, &format!("{CACHE}.1")).len(), 1, "{make}");
+        assert!(make.starts_with("ln") || copies(&cluster).is_empty(), "{make}");
+        assert_out(&cluster.run("ls"), 0, "");
     }
+    // Her own, but open to others.
+    cluster.run_as_root(&format!("rm -rf {CACHE}*; mkdir -m 755 {CACHE}; chown alice {CACHE}"));
+    let open = cluster.run(start);
+    assert_out(&open, 0, "a\n");
+    let why = "has mode 0755, not 0700 (chmod 700 ";
+    let note = format!("note: ctl: /shared/a.sqsh is used where it is: {CACHE}: {why}");
+    assert!(open.stderr.contains(&note), "{}", open.text());
+    assert!(copies(&cluster).is_empty());
     cluster.run_as_root(&format!("rm -rf {CACHE}; chmod 755 /var/tmp"));
     assert_failed(
         &cluster.run(&format!("{start} > /dev/null")),

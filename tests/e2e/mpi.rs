@@ -175,3 +175,35 @@ fn an_mpi_that_cannot_talk_to_slurm_is_named() {
         assert_silent(&run("none"), "ran\nran\n");
     }
 }
+
+/// Slurm's PMIx server believes a client that is root inside only if munge says who it is. Debian 11's PMIx has no such
+/// component, on either side: each rank would print a page and fail. Told before, once on each node, where it matters.
+/// (Slurm 22.05 and 24.11 may hang for good when they end a step whose ranks were refused, so the nodes are not looked at.)
+#[test]
+fn a_root_that_the_server_would_refuse_is_told() {
+    let client = "takes ranks that are root inside by munge alone (munge,native), and the image's PMIx \
+                  (/usr/lib/x86_64-linux-gnu/libpmix.so.2) has no munge component: MPI programs will fail; run them \
+                  without --container-remap-root, or with an image whose PMIx has it\n";
+    let server = "knows ranks by their user id alone (native), not by munge, and inside you are root: MPI programs will \
+                  fail; run them without --container-remap-root\n";
+    for (release, what) in [(Release::Slurm24_11, client), (Release::Slurm20_11, server)] {
+        let cluster = start("mpi-root", release);
+        cluster.share("old.sqsh", &packed_once(&Release::Slurm20_11.rootfs().unwrap()).unwrap()).unwrap();
+        let version = cluster.run("srun --quiet --mpi=pmix printenv PMIX_VERSION").stdout;
+        let root = srun(&cluster, "--mpi=pmix --container-remap-root", "old.sqsh", "python3 pmix_init.py");
+        assert_ne!(root.code, 0, "{}", root.text());
+        for node in ["node1", "node2"] {
+            let note = format!("mizzen: note: {node}: Slurm's PMIx {} {what}", version.trim());
+            assert_eq!(root.stderr.matches(&note).count(), 1, "{note}\n{}", root.text());
+        }
+        let user = srun(&cluster, "--mpi=pmix", "old.sqsh", "python3 pmix_init.py");
+        assert_silent(&user, "0\n1\n2\n3\n");
+        let alone = srun(&cluster, "--mpi=none --container-remap-root", "old.sqsh", "id -u");
+        assert_silent(&alone, &"0\n".repeat(4));
+        if release == Release::Slurm24_11 {
+            let root = "--mpi=pmix --container-remap-root";
+            let sums = "0 of 4 on node1: 10\n1 of 4 on node1: 10\n2 of 4 on node2: 10\n3 of 4 on node2: 10\n";
+            assert_silent(&srun(&cluster, root, "py.sqsh", "python3 allreduce.py"), sums);
+        }
+    }
+}

@@ -244,17 +244,18 @@ fn a_holder_that_hangs_is_not_waited_for_for_ever() {
 
 #[test]
 fn power_loss_leaves_no_wrong_copy() {
-    power_losses("power", User::Alice, "/disk/mizzen-2001", "");
+    power_losses("power", User::Alice, "images", "/disk/mizzen-2001", "");
 }
 
-/// Root's copies have a temporary name at first.
+/// Root's copies have a temporary name at first; what they are made of, everybody may read.
 #[test]
 fn power_loss_leaves_no_wrong_copy_for_all() {
-    power_losses("power-shared", User::Root, "/disk/cache", "stage_shared = \"/disk/cache\"\n");
+    let toml = "stage_shared = \"/disk/cache\"\n";
+    power_losses("power-site", User::Root, "/local/images", "/disk/cache", toml);
 }
 
 /// The user stages images all the time, while the disk is cut off again and again.
-fn power_losses(name: &str, user: User, cache: &str, toml: &str) {
+fn power_losses(name: &str, user: User, images: &str, cache: &str, toml: &str) {
     let cluster = cluster(name, &format!("{TOML}stage_directory = \"/disk\"\nstage_max_size = \"\"\n{toml}"));
     let run = |script: &str| cluster.run_on("ctl", user, script);
     // The disk is a file behind the FUSE server. When that is stopped, what has been written is what has been written.
@@ -263,10 +264,10 @@ fn power_losses(name: &str, user: User, cache: &str, toml: &str) {
          mount -o loop,commit=1 /shared/disk /disk && chmod 1777 /disk && sync -f /disk",
     );
     assert_eq!(made.code, 0, "{}", made.text());
-    run(
-        "mkdir images; for i in 1 2 3 4 5 6; do head -c ${i}500000 /dev/urandom | cat /shared/a.sqsh - > images/$i; done; \
-         (while [ ! -e stop ]; do for i in images/*; do mizzen stage $i; done; mizzen cache remove --all; done; touch stopped) > /dev/null 2>&1 &",
-    );
+    run(&format!(
+        "mkdir {images}; for i in 1 2 3 4 5 6; do head -c ${{i}}500000 /dev/urandom | cat /shared/a.sqsh - > {images}/$i; done; \
+         (while [ ! -e stop ]; do for i in {images}/*; do mizzen stage $i; done; mizzen cache remove --all; done; touch stopped) > /dev/null 2>&1 &",
+    ));
     let losses = 20;
     let mut found = 0;
     for loss in 0..losses {
@@ -287,7 +288,7 @@ fn power_losses(name: &str, user: User, cache: &str, toml: &str) {
         let what = format!("power loss {loss}");
         assert_sound_in(&cluster, user, cache, &what);
         found += copies_in(&cluster, user, cache).len();
-        let after = run("for i in 1 6; do mizzen stage images/$i; done; mizzen cache verify");
+        let after = run(&format!("for i in 1 6; do mizzen stage {images}/$i; done; mizzen cache verify"));
         assert!(after.code == 0 && after.stdout.matches(": good\n").count() >= 2, "{what}: {}", after.text());
         assert_sound_in(&cluster, user, cache, &what);
         let started = cluster.run("mizzen run --stage=always /shared/a.sqsh cat /image");

@@ -77,6 +77,16 @@ pub fn assert_failed(output: &Output, code: i32, message: &str) {
     assert_eq!(output.stderr.matches(message).count(), 1, "expected: {message}\n{}", output.text());
 }
 
+/// One message and one hint, and nothing else of ours: neither a second report nor a panic.
+#[track_caller]
+pub fn assert_told(output: &Output, code: i32, message: &str, hint: &str) {
+    assert_failed(output, code, message);
+    assert_failed(output, code, &format!("mizzen: hint: {hint}"));
+    let lines = output.stderr.lines().filter(|line| line.contains("mizzen: ")).count();
+    assert_eq!(lines, 2, "{}", output.text());
+    assert!(!output.stderr.contains("panicked"), "{}", output.text());
+}
+
 /// A step that mizzen ended: the message was printed once, the exit code is right, and nothing ran outside.
 #[track_caller]
 pub fn assert_failed_closed(cluster: &Cluster, what: &str, output: &Output, printed: &str, message: &str) {

@@ -113,6 +113,12 @@ pub fn c_program_with(name: &str, library: &Path) -> Result<Vec<u8>> {
     compile(name, &[library.as_ref(), "-Wl,--unresolved-symbols=ignore-in-shared-libs".as_ref()])
 }
 
+/// Compiles a plugin for this release's Slurm.
+pub fn spank_plugin(name: &str, release: Release) -> Result<Vec<u8>> {
+    let headers = release.rootfs()?.join("usr/include");
+    compile(name, &["-shared".as_ref(), "-fPIC".as_ref(), "-I".as_ref(), headers.as_ref()])
+}
+
 fn compile(name: &str, options: &[&OsStr]) -> Result<Vec<u8>> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/{name}.c"));
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);

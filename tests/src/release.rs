@@ -100,6 +100,12 @@ pub fn hpc_rootfs() -> Result<PathBuf> {
     make_rootfs("bookworm", "hpc", &format!("{PACKAGES},ibverbs-providers,ibverbs-utils,libmpich12,python3"))
 }
 
+/// A machine with Slurm 22.05 and what a site may have beside it: it can make and mount EROFS images, mounts what is asked
+/// for (autofs), and has Slurm's REST interface.
+pub fn site_rootfs() -> Result<PathBuf> {
+    make_rootfs("bookworm", "site", &format!("{PACKAGES},autofs,erofs-utils,slurmrestd"))
+}
+
 fn make_tree(variant: &str, components: &str, debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
     let store = target_dir().join("rootfs");
     fs::create_dir_all(&store)?;

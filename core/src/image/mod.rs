@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::Failure;
-use crate::failure::{cause, quote};
+use crate::failure::quote;
 
 /// The forms of an image. Only the first bytes have been seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,30 +40,38 @@ const SIF_MAGIC_AT: usize = 32;
 /// Bytes of the superblock of a squashfs.
 const SQUASHFS_HEADER: u64 = 96;
 
+/// What an image can be.
+pub const FORMS: &str = "an image is a squashfs or SIF file, or a directory with a root file system";
+
 /// Opens the image at `path`.
 pub fn open(path: &Path) -> Result<OpenImage, Failure> {
     // Once by name, so that no device is opened and no driver wakes up; once more on what was opened.
-    refuse_special(path, &fs::metadata(path).map_err(|error| cannot_open(path, &error))?)?;
+    refuse_special(path, &fs::metadata(path).map_err(|error| cannot_open(path, error))?)?;
     // O_NONBLOCK: a FIFO put there in between must not hang us.
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let file = opened.map_err(|error| cannot_open(path, &error))?;
-    let metadata = file.metadata().map_err(|error| cannot_open(path, &error))?;
+    recognise(path, opened.map_err(|error| cannot_open(path, error))?)
+}
+
+/// Sees what form an open file or directory has; `path` is its name in messages.
+pub fn recognise(path: &Path, file: File) -> Result<OpenImage, Failure> {
+    let metadata = file.metadata().map_err(|error| cannot_open(path, error))?;
     refuse_special(path, &metadata)?;
     let size = metadata.len();
     let form = if metadata.is_dir() { Form::Directory } else { form_of_file(path, &file, size)? };
     Ok(OpenImage { file, form, size })
 }
 
-fn refuse_special(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
+/// Fails for what is neither a file nor a directory.
+pub fn refuse_special(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
     match special(metadata.file_type()) {
-        Some(name) => Err(Failure::new(format!("{}: not an image (is a {name})", shown(path)))
-            .hint("an image is a squashfs or SIF file, or a directory")),
+        Some(name) => Err(Failure::new(format!("{}: not an image (is a {name})", shown(path))).hint(FORMS)),
         None => Ok(()),
     }
 }
 
-fn special(kind: FileType) -> Option<&'static str> {
+/// What a thing is that is neither a file nor a directory.
+pub fn special(kind: FileType) -> Option<&'static str> {
     match kind {
         _ if kind.is_file() || kind.is_dir() => None,
         _ if kind.is_fifo() => Some("FIFO"),
@@ -75,17 +83,16 @@ fn special(kind: FileType) -> Option<&'static str> {
 }
 
 fn form_of_file(path: &Path, file: &File, size: u64) -> Result<Form, Failure> {
-    let head = read_head(file, 512).map_err(|error| cannot_read(path, &error))?;
+    let head = read_head(file, 512).map_err(|error| cannot_read(path, error))?;
     if head.starts_with(b"hsqs") && size >= SQUASHFS_HEADER {
         return Ok(Form::Squashfs);
     }
     if head.get(SIF_MAGIC_AT..).is_some_and(|rest| rest.starts_with(SIF_MAGIC)) {
         return Ok(Form::Sif);
     }
-    let head = read_head(file, magic::HEAD).map_err(|error| cannot_read(path, &error))?;
+    let head = read_head(file, magic::HEAD).map_err(|error| cannot_read(path, error))?;
     let (look, hint) = magic::describe(&head, size);
-    let failure = Failure::new(format!("{}: not an image ({look})", shown(path)));
-    Err(Failure { hint: hint.map(str::to_owned), ..failure })
+    Err(Failure::new(format!("{}: not an image ({look})", shown(path))).hint(hint.unwrap_or(FORMS)))
 }
 
 /// The first bytes of a file: fewer than `limit` if it is shorter.
@@ -104,14 +111,17 @@ fn read_head(file: &File, limit: usize) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-fn cannot_read(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(format!("{}: cannot read: {}", shown(path), cause(error)))
+fn cannot_read(path: &Path, error: io::Error) -> Failure {
+    let damaged = error.raw_os_error() == Some(libc::EIO);
+    let failure = Failure::caused_by(format!("{}: cannot read", shown(path)), error);
+    if damaged { failure.hint("its file system fails; the node's kernel log tells more") } else { failure }
 }
 
-/// Why an image could not be opened, and the first thing on its path that explains it.
-fn cannot_open(path: &Path, error: &io::Error) -> Failure {
-    let failure = Failure::new(format!("{}: {}", shown(path), cause(error)));
-    match error.raw_os_error() {
+/// Why a file could not be opened, and the first thing on its path that explains it.
+pub fn cannot_open(path: &Path, error: io::Error) -> Failure {
+    let number = error.raw_os_error();
+    let failure = Failure::caused_by(shown(path), error);
+    match number {
         Some(libc::ENOENT) => match (fs::read_link(path), first_missing(path)) {
             (Ok(target), _) => {
                 let target = shown(&target);
@@ -123,7 +133,7 @@ fn cannot_open(path: &Path, error: &io::Error) -> Failure {
             (Err(_), None) => failure,
         },
         Some(libc::EACCES) => {
-            failure.hint("you need read permission for the image and x for every directory above it")
+            failure.hint("you need read permission for it and x for every directory above it")
         }
         Some(libc::ELOOP) => failure.hint("a symbolic link on this path leads back to itself"),
         Some(libc::ENOTDIR) => failure.hint("a file stands where the path needs a directory"),

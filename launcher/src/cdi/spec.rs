@@ -168,9 +168,47 @@ pub struct NetDevice {
     pub name: String,
 }
 
+/// A specification has a handful of levels.
+const DEPTH_LIMIT: usize = 64;
+
+/// Refuses what would take the parser for ever. For each token it looks at all lists and mappings in brackets that are
+/// open, so the time grows with the square of their depth. (What is nested by indentation it refuses itself, in time.) And
+/// a few aliases of aliases stand for more than there is memory; no tool writes any.
+fn check_shape(text: &str) -> Result<(), Failure> {
+    let (mut depth, mut quote) = (0_usize, None);
+    // The last byte, and the last one that is no blank.
+    let (mut last, mut before) = (b'\n', b'\n');
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        let begins_value = b"\n,:[{-?".contains(&before);
+        match (quote, byte) {
+            (Some(b'"'), b'\\') => _ = bytes.next(),
+            (Some(open), _) if open == byte => quote = None,
+            (Some(_), _) => {}
+            (None, b'"' | b'\'') if begins_value => quote = Some(byte),
+            (None, b'[' | b'{') => depth += 1,
+            (None, b']' | b'}') => depth = depth.saturating_sub(1),
+            (None, b'*') if begins_value && (last.is_ascii_whitespace() || b"[{,".contains(&last)) => {
+                return Err(Failure::new("it repeats a part of itself by an alias, as *name")
+                    .hint("write out what the alias stands for"));
+            }
+            (None, _) => {}
+        }
+        if depth > DEPTH_LIMIT {
+            return Err(Failure::new(format!("it is nested more than {DEPTH_LIMIT} levels deep")));
+        }
+        last = byte;
+        if byte == b'\n' || !byte.is_ascii_whitespace() {
+            before = byte;
+        }
+    }
+    Ok(())
+}
+
 impl Spec {
     /// Reads a file's text. JSON is YAML, too.
     pub fn parse(text: &str) -> Result<Spec, Failure> {
+        check_shape(text)?;
         let spec: Spec = yaml_serde::from_str(text).map_err(|error| {
             // A newer version would explain an unknown field: the version is told first.
             let newer =

@@ -351,3 +351,34 @@ fn what_mizzen_cannot_do_is_told() {
         ]
     );
 }
+
+#[test]
+fn what_is_nested_too_deeply_is_refused() {
+    let spec = |value: &str| {
+        format!(
+            "cdiVersion: 0.6.0\nkind: vendor.com/card\ndevices: [{{name: a, containerEdits: {{env: [{value}]}}}}]\n"
+        )
+    };
+    let refused = |text: &str| spec::Spec::parse(text).err().map(|failure| failure.message);
+    let too_deep = Some("it is nested more than 64 levels deep".to_owned());
+    for harmless in ["\"A=[[{\"", "'A=[[{'", "\"A=\\\"[\"", "A=it's", "A=b # ["] {
+        let quoted = spec(harmless).replace(']', "\n]");
+        assert_eq!(refused(&quoted), None, "{harmless}");
+        let many = [harmless; 100].join("\n, ");
+        assert_eq!(
+            refused(&spec(&many).replace(']', "\n]")).filter(|_| !harmless.contains('#')),
+            None,
+            "{harmless}"
+        );
+    }
+    for deep in ["[".repeat(100), "{a: ".repeat(100), "[\"]\", ".repeat(100), "['}', ".repeat(100)] {
+        assert_eq!(refused(&spec(&deep)), too_deep, "{deep}");
+    }
+    for alias in ["*a", " *a", "b, *a"] {
+        let message = refused(&spec(alias)).unwrap();
+        assert!(message.starts_with("it repeats a part of itself by an alias"), "{alias}: {message}");
+    }
+    assert_eq!(refused(&spec("A=*, \"*b\", A=a:*")).filter(|message| message.contains("alias")), None);
+    let (open, close) = ("[".repeat(60), "]".repeat(60));
+    assert_ne!(refused(&spec(&format!("{open}{close}"))), too_deep);
+}

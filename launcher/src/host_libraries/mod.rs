@@ -37,6 +37,7 @@ use discover::{Found, Node};
 use image_libraries::{CLibrary, ImageLibraries};
 use rules::Rule;
 
+pub use elf::Library;
 pub use rules::Switch;
 pub use show::examine;
 

@@ -5,11 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::image::{Form, OpenImage};
+use mizzen_core::image::{FORMS, Form, OpenImage};
 
 use super::architecture::Architecture;
 use super::tree::{DirectoryTree, Entry, Tree};
-use super::{cause, shown, sif};
+use super::{shown, sif};
 
 /// The forms of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,12 @@ pub struct Opened {
 
 /// Opens the image at `path`.
 pub fn identify(path: &Path) -> Result<Opened, Failure> {
-    let OpenImage { file, form, size } = mizzen_core::image::open(path)?;
+    identify_opened(path, mizzen_core::image::open(path)?)
+}
+
+/// The same for an image that is open.
+pub fn identify_opened(path: &Path, opened: OpenImage) -> Result<Opened, Failure> {
+    let OpenImage { file, form, size } = opened;
     let (kind, architecture) = match form {
         Form::Squashfs => (Kind::Squashfs, None),
         Form::Sif => partition_of_sif(path, &file, size)?,
@@ -68,7 +73,7 @@ const PROGRAM_LIMIT: usize = 64;
 
 fn directory(path: &Path, file: &File) -> Result<Identified, Failure> {
     let why_not = DirectoryTree::from_file(file).and_then(|tree| why_no_root(&tree, &shown(path)));
-    match why_not.map_err(|error| cannot_read(path, &error))? {
+    match why_not.map_err(|error| Failure::caused_by(format!("{}: cannot read", shown(path)), error))? {
         None => Ok((Kind::Directory, None)),
         Some((what, hint)) => {
             Err(Failure { message: format!("{}: not an image ({what})", shown(path)), hint })
@@ -95,7 +100,7 @@ fn why_no_root(tree: &DirectoryTree, name: &str) -> io::Result<Option<(&'static 
     }
     let entries = tree.list(Path::new("/"))?;
     if entries.is_empty() {
-        return Ok(Some(("an empty directory", None)));
+        return Ok(Some(("an empty directory", Some(FORMS.to_owned()))));
     }
     // An image may consist of one static program. A script needs an interpreter: a folder of scripts is none.
     let programs = entries.iter().filter(|(_, entry)| *entry == Entry::File { executable: true });
@@ -103,11 +108,8 @@ fn why_no_root(tree: &DirectoryTree, name: &str) -> io::Result<Option<(&'static 
     if programs.take(PROGRAM_LIMIT).any(|(name, _)| is_elf(name)) {
         return Ok(None);
     }
-    Ok(Some(("a directory without bin, usr, lib, etc or sbin", None)))
-}
-
-fn cannot_read(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(format!("{}: cannot read: {}", shown(path), cause(error)))
+    let hint = "the directory must be the root of a system, in which programs and their libraries are";
+    Ok(Some(("a directory without bin, usr, lib, etc or sbin", Some(hint.to_owned()))))
 }
 
 #[cfg(test)]

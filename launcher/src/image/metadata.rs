@@ -12,7 +12,7 @@ use mizzen_core::{Digest, Failure};
 
 use super::architecture::{self, Architecture, host_architecture};
 use super::tree::{self, Entry, Tree};
-use super::{cause, shown};
+use super::{in_image, shown};
 
 mod charliecloud;
 mod enroot;
@@ -22,6 +22,9 @@ mod singularity;
 mod variables;
 
 use variables::Variables;
+
+/// What to do about a description that its maker cannot have meant.
+const REMAKE: &str = "the program that makes the image writes this file; make the image again";
 
 /// The most that is read of one file: real ones have a few kilobytes.
 const FILE_LIMIT: usize = 1 << 20;
@@ -144,7 +147,7 @@ fn entry(tree: &dyn Tree, path: &str) -> Result<Option<Entry>, Failure> {
     match tree::resolve(tree, Path::new(path)) {
         Ok(found) => Ok(found.entry),
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
-        Err(error) => Err(cannot_read(path, &error)),
+        Err(error) => Err(cannot_read(path, error)),
     }
 }
 
@@ -153,16 +156,17 @@ fn file(tree: &dyn Tree, path: &str) -> Result<Option<Vec<u8>>, Failure> {
     match tree::read_file(tree, Path::new(path), FILE_LIMIT) {
         Ok(content) => Ok(content),
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
-        Err(error) => Err(cannot_read(path, &error)),
+        Err(error) => Err(cannot_read(path, error)),
     }
 }
 
-fn cannot_read(path: &str, error: &io::Error) -> Failure {
-    let path = quote(path.as_bytes());
+fn cannot_read(path: &str, error: io::Error) -> Failure {
     match error.raw_os_error() {
-        Some(libc::EFBIG) => Failure::new(format!("{path} in the image has more than {FILE_LIMIT} bytes")),
-        Some(libc::EINVAL) => Failure::new(format!("{path} in the image is not a regular file")),
-        _ => Failure::new(format!("{path} in the image: cannot read: {}", cause(error))),
+        Some(libc::EFBIG) => {
+            Failure::new(format!("{} in the image has more than {FILE_LIMIT} bytes", quote(path.as_bytes())))
+                .hint("what an image's maker writes there is short; the image is broken or hostile")
+        }
+        _ => in_image(Path::new(path), error),
     }
 }
 
@@ -171,6 +175,7 @@ fn json<T: serde::de::DeserializeOwned>(path: &str, content: &[u8]) -> Result<T,
     serde_json::from_slice(content).map_err(|error| {
         // The text may repeat a string of the document.
         Failure::new(format!("{path} in the image is damaged: {}", quote(error.to_string().as_bytes())))
+            .hint(REMAKE)
     })
 }
 

@@ -11,15 +11,44 @@ pub mod sif;
 mod squashed;
 pub mod tree;
 
-pub use identify::{Kind, Opened, identify};
+pub use identify::{Kind, Opened, identify, identify_opened};
 pub use metadata::{Metadata, check_architecture, operating_system, read as metadata, true_architecture};
 pub use tree::{DirectoryTree, Entry, ReadAt, Resolved, Tree, read_file, resolve};
 
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use std::os::unix::ffi::OsStrExt;
+use mizzen_core::Failure;
+use mizzen_squashfs::squashfs;
 
-pub(crate) use mizzen_core::failure::cause;
+/// What to do about an image that contradicts its own format.
+pub const DAMAGED: &str = "the image is broken or was not copied completely; copy it again, or make it again";
+
+/// A path of the image that cannot be read, or is not what it must be.
+pub(crate) fn in_image(path: &Path, error: io::Error) -> Failure {
+    let shown = shown(path);
+    let broken = |what: &str| {
+        Failure::new(format!("{shown} in the image {what}"))
+            .hint("the image is broken or hostile; make it again")
+    };
+    match error.raw_os_error() {
+        Some(libc::EFBIG) => broken("is too long for what it is"),
+        Some(libc::EINVAL) => broken("is not a regular file"),
+        Some(libc::EISDIR) => broken("is a directory, and must be a file"),
+        number => {
+            let damaged = error.get_ref().is_some_and(|inner| inner.is::<squashfs::Error>());
+            let failure = Failure::caused_by(format!("{shown} in the image"), error);
+            match number {
+                Some(libc::ELOOP) => failure.hint("a symbolic link in the image leads back to itself"),
+                Some(libc::EACCES) => failure.hint("you need read permission for the image's files"),
+                Some(libc::ENOTDIR) => failure.hint("a file of the image stands where a directory is needed"),
+                None if damaged => failure.hint(DAMAGED),
+                _ => failure,
+            }
+        }
+    }
+}
 
 /// A path as a message shows it.
 pub(crate) fn shown(path: &Path) -> String {

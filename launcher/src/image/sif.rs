@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 
+use super::DAMAGED;
 use super::architecture::Architecture;
-use super::cause;
 
 /// Bytes of the header.
 const HEADER: usize = 128;
@@ -72,7 +72,7 @@ pub fn find(source: &impl Source, size: u64) -> Result<Partition, Failure> {
     }
     let (offset, end) = primary.range().ok_or_else(|| {
         let (offset, length) = (primary.offset, primary.length);
-        Failure::new(format!("SIF is damaged: its system partition has offset {offset} and length {length}"))
+        damaged(format!("its system partition has offset {offset} and length {length}"))
     })?;
     if end > size {
         return Err(incomplete(format!(
@@ -80,23 +80,32 @@ pub fn find(source: &impl Source, size: u64) -> Result<Partition, Failure> {
         )));
     }
     if offset < header.end {
-        return Err(Failure::new(format!(
-            "SIF is damaged: its system partition at byte {offset} overlaps the header"
-        )));
+        return Err(damaged(format!("its system partition at byte {offset} overlaps the header")));
     }
     for object in objects.iter().filter(|object| object.number != primary.number) {
         if object.range().is_some_and(|(start, stop)| start < end && offset < stop) {
             let id = object.id;
-            return Err(Failure::new(format!("SIF is damaged: its system partition overlaps object {id}")));
+            return Err(damaged(format!("its system partition overlaps object {id}")));
         }
     }
     let architecture = primary.architecture.or(header.architecture);
     Ok(Partition { offset, length: end - offset, architecture })
 }
 
+/// Where the last object of a SIF ends.
+pub fn end(source: &impl Source, size: u64) -> Result<u64, Failure> {
+    let header = Header::read(source, size)?;
+    let objects = header.objects(source)?;
+    Ok(objects.iter().filter_map(|object| object.range()).map(|(_, end)| end).max().unwrap_or(header.end))
+}
+
 fn other_file_system(name: &str) -> Failure {
     Failure::new(format!("SIF whose system partition is {name}, not squashfs"))
         .hint("convert it: apptainer build NEW.sif OLD.sif")
+}
+
+fn damaged(what: String) -> Failure {
+    Failure::new(format!("SIF is damaged: {what}")).hint(DAMAGED)
 }
 
 fn incomplete(message: String) -> Failure {
@@ -119,23 +128,24 @@ impl Header {
             return Err(incomplete(format!("SIF header is cut off after {size} bytes")));
         }
         let mut bytes = [0; HEADER];
-        source.fill(&mut bytes, 0).map_err(|error| unreadable("header", &error))?;
+        source.fill(&mut bytes, 0).map_err(|error| unreadable("header", error))?;
         let mut fields = Fields(&bytes[MAGIC_AT..]);
         let magic = fields.take(MAGIC.len());
         if magic != MAGIC {
-            return Err(Failure::new("SIF magic is missing"));
+            return Err(damaged("its magic is missing".to_owned()));
         }
         let version = digits(fields.take(3));
         if version != b"01" {
-            return Err(Failure::new(format!("SIF version \"{}\" is not known, only 01", quote(version))));
+            let message = format!("SIF version \"{}\" is not known, only 01", quote(version));
+            return Err(Failure::new(message).hint("convert it: apptainer build NEW.sif OLD.sif"));
         }
         let architecture = std::str::from_utf8(digits(fields.take(3))).ok().and_then(Architecture::from_sif);
         // The identifier, two times and the number of free descriptors.
         fields.take(16 + 8 + 8 + 8);
         let (count, table) = (fields.i64(), fields.i64());
         if !(1..=DESCRIPTOR_LIMIT).contains(&count) {
-            return Err(Failure::new(format!(
-                "SIF is damaged: it claims {count} descriptors, 1 to {DESCRIPTOR_LIMIT} make sense"
+            return Err(damaged(format!(
+                "it claims {count} descriptors, 1 to {DESCRIPTOR_LIMIT} make sense"
             )));
         }
         let count = count as usize;
@@ -149,21 +159,22 @@ impl Header {
                 }
                 Ok(Header { table, count, end, architecture })
             }
-            _ => Err(Failure::new(format!("SIF is damaged: its descriptors start at byte {table}"))),
+            _ => Err(damaged(format!("its descriptors start at byte {table}"))),
         }
     }
 
     /// The descriptors that are in use.
     fn objects(&self, source: &impl Source) -> Result<Vec<Object>, Failure> {
         let mut bytes = vec![0; self.count * DESCRIPTOR];
-        source.fill(&mut bytes, self.table).map_err(|error| unreadable("descriptors", &error))?;
+        source.fill(&mut bytes, self.table).map_err(|error| unreadable("descriptors", error))?;
         let descriptors = bytes.chunks_exact(DESCRIPTOR).enumerate();
         Ok(descriptors.filter_map(|(number, bytes)| Object::parse(number, bytes)).collect())
     }
 }
 
-fn unreadable(what: &str, error: &io::Error) -> Failure {
-    Failure::new(format!("cannot read the SIF {what}: {}", cause(error)))
+fn unreadable(what: &str, error: io::Error) -> Failure {
+    Failure::caused_by(format!("cannot read the SIF {what}"), error)
+        .or_hint("its file system fails; the node's kernel log tells more")
 }
 
 /// A descriptor in use. The last three fields mean something only in a partition.
@@ -220,7 +231,8 @@ fn primary(objects: &[Object]) -> Result<Object, Failure> {
             Some(second) => Err(Failure::new(format!(
                 "SIF with two primary system partitions (objects {} and {})",
                 first.id, second.id
-            ))),
+            ))
+            .hint(format!("remove one of them: siftool del {} FILE", second.id))),
         };
     }
     let failure = Failure::new("SIF without a squashfs system partition");
@@ -233,7 +245,7 @@ fn primary(objects: &[Object]) -> Result<Object, Failure> {
     if objects.iter().any(|object| object.kind == OCI_ROOT_INDEX) {
         return Err(failure.hint("this is an OCI-SIF; build the image without --oci"));
     }
-    Err(failure)
+    Err(failure.hint("convert it: apptainer build NEW.sif OLD.sif"))
 }
 
 /// A field of digits, up to its NUL.

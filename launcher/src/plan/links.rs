@@ -1,13 +1,15 @@
-//! Where symbolic links go that a container needs: into the image's directories, or into file systems that are made for
-//! it. What is mounted from the host is not ours to change.
+//! Symbolic links. Those that a container needs go into the image's directories, or into file systems that are made for
+//! it: what is mounted from the host is not ours to change. Those of the host lead elsewhere inside.
 
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::{cause, quote};
+use mizzen_core::failure::quote;
 
-use super::{Mount, What};
-use crate::image::{Entry, Tree, resolve};
+use super::places::{lies_in, shown};
+use super::{Mount, What, mounts};
+use crate::image::{Entry, Tree, in_image, resolve};
 
 /// A symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +44,7 @@ pub fn place(
             continue;
         }
         let shown = quote(asked.as_os_str().as_encoded_bytes());
-        let in_image = |error| Failure::new(format!("link {shown} in the image: {}", cause(&error)));
+        let in_image = |error| in_image(asked, error).about("link");
         let (Some(directory), Some(name)) = (asked.parent(), asked.file_name()) else { continue };
         let resolved = resolve(tree, directory).map_err(in_image)?;
         // Below a mount the image's links do not count.
@@ -74,4 +76,144 @@ pub fn place(
         }
     }
     Ok(links)
+}
+
+/// As many links as the kernel follows.
+const LIMIT: usize = 40;
+
+/// A default that lies in another mount of the host, behind a symbolic link, goes where the link leads inside: a home
+/// directory below the current one, for example.
+pub fn follow(wanted: &mut Vec<Mount>, notes: &mut Vec<String>) {
+    let mut index = 0;
+    while index < wanted.len() {
+        let mount = &wanted[index];
+        if mount.origin.is_some() || !matches!(mount.what, What::Bind { .. }) {
+            index += 1;
+            continue;
+        }
+        match destination(&mount.target, wanted) {
+            Some(target) if target == mount.target || !mounts::image_owned(&target) => {
+                wanted[index].target = target;
+                index += 1;
+            }
+            led => {
+                let to = led.map_or("itself".to_owned(), |target| shown(&target));
+                notes.push(format!("{} is left out: its symbolic link leads to {to}", shown(&mount.target)));
+                wanted.remove(index);
+            }
+        }
+    }
+}
+
+/// Where a path leads inside by the links in mounts of the host; None if there are too many of them.
+fn destination(path: &Path, wanted: &[Mount]) -> Option<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..LIMIT {
+        let around = wanted.iter().filter(|outer| lies_in(&path, &outer.target));
+        let innermost = around.max_by_key(|outer| outer.target.components().count());
+        let Some(Mount { what: What::Bind { source, .. }, target, .. }) = innermost else {
+            return Some(path);
+        };
+        let below = path.strip_prefix(target).unwrap_or(Path::new(""));
+        let Some(link) = first_in(source, below) else { return Some(path) };
+        let to = fs::read_link(source.join(&link)).ok()?;
+        let behind = below.strip_prefix(&link).unwrap_or(Path::new(""));
+        let directory = target.join(link.parent().unwrap_or(Path::new("")));
+        path = without_dots(&directory.join(to).join(behind));
+    }
+    None
+}
+
+/// The first part of a path below a directory of the host that is a symbolic link.
+pub fn first_in(directory: &Path, below: &Path) -> Option<PathBuf> {
+    let mut part = PathBuf::new();
+    below.components().find_map(|name| {
+        part.push(name);
+        directory.join(&part).is_symlink().then(|| part.clone())
+    })
+}
+
+/// `..` taken back by its text: the names before it are no links.
+fn without_dots(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut plain, component| {
+        match component {
+            Component::ParentDir => _ = plain.pop(),
+            Component::CurDir => {}
+            other => plain.push(other),
+        }
+        plain
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use mizzen_core::options::MountFlags;
+
+    use super::*;
+    use crate::image::testing::Scratch;
+    use crate::plan::Shape;
+
+    fn bind(source: PathBuf, target: &str) -> Mount {
+        let what = What::Bind { source, shape: Shape::Directory };
+        Mount { what, target: target.into(), flags: MountFlags::default(), origin: None, why: String::new() }
+    }
+
+    #[test]
+    fn links_of_the_host_are_followed_from_the_containers_root() {
+        let host = Scratch::new();
+        for directory in ["people/real/alice", "other"] {
+            host.directory(directory);
+        }
+        for (link, target) in [
+            ("people/absolute", "/data/alice"),
+            ("people/relative", "real"),
+            ("people/upwards", "../../data/./alice"),
+            ("people/away", "/other/back"),
+            ("other/back", "/people/real"),
+            ("people/loop", "loop"),
+        ] {
+            host.link(link, target);
+        }
+        let tmpfs = Mount { what: What::Tmpfs(None), ..bind(PathBuf::new(), "/people/real/tmp") };
+        let wanted = [
+            bind(host.path().join("people"), "/people"),
+            bind(host.path().join("other"), "/other"),
+            bind(PathBuf::from("/nowhere"), "/people/real/alice/x"),
+            tmpfs,
+        ];
+        for (path, expected) in [
+            ("/people/real/alice", Some("/people/real/alice")),
+            ("/people/absolute", Some("/data/alice")),
+            ("/people/absolute/sub", Some("/data/alice/sub")),
+            ("/people/relative/alice", Some("/people/real/alice")),
+            ("/people/upwards", Some("/data/alice")),
+            ("/people/away/alice", Some("/people/real/alice")),
+            ("/people/real/tmp/absolute", Some("/people/real/tmp/absolute")),
+            ("/elsewhere/absolute", Some("/elsewhere/absolute")),
+            ("/people/loop", None),
+        ] {
+            assert_eq!(destination(Path::new(path), &wanted), expected.map(PathBuf::from), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_default_that_would_hide_the_image_is_left_out() {
+        let host = Scratch::new();
+        host.link("system", "/etc");
+        host.link("loop", "loop");
+        let target = |name: &str| format!("/here/{name}");
+        let mut wanted = vec![bind(host.path().to_owned(), "/here")];
+        wanted.extend(["system", "loop", "missing"].map(|name| bind(host.path().join(name), &target(name))));
+        let mut notes = Vec::new();
+        follow(&mut wanted, &mut notes);
+        let left: Vec<&Path> = wanted.iter().map(|mount| mount.target.as_path()).collect();
+        assert_eq!(left, [Path::new("/here"), Path::new("/here/missing")]);
+        assert_eq!(
+            notes,
+            [
+                "/here/system is left out: its symbolic link leads to /etc",
+                "/here/loop is left out: its symbolic link leads to itself"
+            ]
+        );
+    }
 }

@@ -6,6 +6,7 @@ mod identity;
 mod links;
 mod mounts;
 mod mpi;
+mod places;
 mod root;
 mod show;
 
@@ -24,7 +25,7 @@ use crate::options::{Origin, RunOptions, Unshare};
 pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable, belongs_to_one_side};
 pub use identity::Identity;
 pub use links::Link;
-pub use mounts::lies_in;
+pub use places::lies_in;
 pub use root::{Changes, Root};
 
 /// A container, decided to the last mount and variable.
@@ -87,6 +88,8 @@ pub struct Program {
     pub workdir: Explained<PathBuf>,
     /// Its name and its arguments.
     pub command: Explained<Vec<OsString>>,
+    /// Whether Slurm itself started this process, which becomes the program.
+    pub is_task: bool,
 }
 
 impl Program {
@@ -99,7 +102,7 @@ impl Program {
     ) -> Program {
         let environment = environment::decide(options, facts, host_environment);
         let workdir = Explained { value: facts.workdir.clone(), why: facts.workdir_why.clone() };
-        Program { environment, workdir, command }
+        Program { environment, workdir, command, is_task: options.step.is_some() }
     }
 }
 
@@ -223,7 +226,7 @@ impl Plan {
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         let root = root::decide(&options.writable, host)?;
         let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
-        let skeletons = mounts::skeletons(&mounts, commands, links.in_image, tree)?;
+        let skeletons = places::skeletons(&mounts, commands, links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {
             image_environment: metadata.environment.clone(),
@@ -302,7 +305,6 @@ fn visible(directory: &Path, tree: &dyn Tree, mounts: &[Mount]) -> bool {
         Some((What::Bind { source, .. }, target)) => inside
             .iter()
             .any(|path| path.strip_prefix(target).is_ok_and(|below| source.join(below) == directory)),
-        Some((What::Devices(devices), _)) => devices.iter().any(|device| directory.starts_with(device)),
         Some(_) => false,
     }
 }

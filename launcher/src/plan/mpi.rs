@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::host::Host;
+use crate::host_libraries::Library;
 use crate::image::{Metadata, Tree, resolve};
 use crate::plan::Identity;
 use crate::slurm::conf;
@@ -35,6 +36,8 @@ pub fn decide(tree: &dyn Tree, metadata: &Metadata, host: &Host, identity: &Iden
     mpi.directories.push((server, "default: PMIx"));
     mpi.directories.extend(session_directory(host).map(|directory| (directory, "default: the MPI session")));
     let image = Libraries::of(tree, metadata);
+    let version = variable("PMIX_VERSION").map(|version| version.to_string_lossy().into_owned());
+    let version = version.unwrap_or_default();
     if identity.inside_uid == identity.uid {
         // Enough for a client with the same user id, and in every library.
         if variable("PMIX_SECURITY_MODE").is_some_and(|list| words(list).any(|word| word == "native")) {
@@ -44,15 +47,16 @@ pub fn decide(tree: &dyn Tree, metadata: &Metadata, host: &Host, identity: &Iden
         // Munge knows who the client is, whatever it claims.
         mpi.directories
             .push((PathBuf::from("/run/munge"), "default: PMIx, for a client that claims to be root"));
+        let modes = variable("PMIX_SECURITY_MODE").map(OsString::as_os_str);
+        mpi.notes.extend(image.root_misfit(tree, &version, modes));
     }
     if let Some(modules) = variable("PMIX_GDS_MODULE")
         && let Some(first) = words(modules).next()
-        && image.lacks_component(&format!("mca_gds_{first}.so"))
+        && image.has_component("gds", first) == Some(false)
     {
         mpi.variables.push(("PMIX_GDS_MODULE".into(), "hash".into()));
     }
-    let version = variable("PMIX_VERSION").map(|version| version.to_string_lossy().into_owned());
-    mpi.notes.extend(image.misfit(&version.unwrap_or_default()));
+    mpi.notes.extend(image.misfit(&version));
     mpi.directories.retain(|(directory, _)| directory.is_dir());
     mpi
 }
@@ -80,7 +84,7 @@ struct Libraries {
     /// Components of Open MPI that talk to PMIx, with their directory.
     openmpi_components: Vec<PathBuf>,
     mpich: Option<PathBuf>,
-    has_pmix: bool,
+    pmix: Option<PathBuf>,
 }
 
 impl Libraries {
@@ -95,11 +99,13 @@ impl Libraries {
             pmix_components: Vec::new(),
             openmpi_components: Vec::new(),
             mpich: None,
-            has_pmix: false,
+            pmix: None,
         };
         for directory in directories {
-            for (below, prefix) in [("pmix", "mca_gds_"), ("pmix2/lib/pmix", "mca_gds_")] {
-                found.pmix_components.extend(files(tree, &directory.join(below), prefix));
+            for below in ["pmix", "pmix2/lib/pmix"] {
+                for prefix in ["mca_", "pmix_mca_"] {
+                    found.pmix_components.extend(files(tree, &directory.join(below), prefix));
+                }
             }
             for below in ["openmpi", "openmpi/lib/openmpi", "openmpi/lib/openmpi3"] {
                 let directory = directory.join(below);
@@ -107,7 +113,10 @@ impl Libraries {
                 found.openmpi_components.extend(components.into_iter().map(|name| directory.join(name)));
             }
             for below in ["", "pmix2/lib"] {
-                found.has_pmix |= exists(tree, &directory.join(below).join("libpmix.so.2"));
+                let library = directory.join(below).join("libpmix.so.2");
+                if exists(tree, &library) {
+                    found.pmix.get_or_insert(library);
+                }
             }
             let mpich = directory.join("libmpich.so.12");
             if exists(tree, &mpich) {
@@ -117,21 +126,49 @@ impl Libraries {
         found
     }
 
-    /// Whether the image's PMIx has components in files, and this one not among them.
-    fn lacks_component(&self, name: &str) -> bool {
-        !self.pmix_components.is_empty() && !self.pmix_components.iter().any(|component| component == name)
+    /// Whether the image's PMIx has this component; none where it has no components of this kind in files.
+    fn has_component(&self, kind: &str, name: &str) -> Option<bool> {
+        let prefix = format!("mca_{kind}_");
+        let names = self.pmix_components.iter().map(|file| file.strip_prefix("pmix_").unwrap_or(file));
+        let mut of_kind = names.filter_map(|file| file.strip_prefix(&prefix)?.strip_suffix(".so")).peekable();
+        of_kind.peek()?;
+        Some(of_kind.any(|component| component == name))
+    }
+
+    /// Why the server would refuse ranks that are root inside: it knows them by their user id, which is another one there,
+    /// or by munge, and the image's PMIx must have that too.
+    fn root_misfit(&self, tree: &dyn Tree, server: &str, modes: Option<&OsStr>) -> Option<String> {
+        let embedded = self.openmpi_components.iter().filter(|path| speaks_pmix(&file_name(path)));
+        let clients: Vec<&PathBuf> = embedded.chain(&self.pmix).collect();
+        let client = clients.last()?.display();
+        let remedy = "MPI programs will fail; run them without --container-remap-root";
+        let modes = modes.unwrap_or_default().to_string_lossy();
+        if !modes.split(',').any(|mode| mode == "munge") {
+            return Some(format!(
+                "Slurm's PMIx {server} knows ranks by their user id alone ({modes}), not by munge, and inside you are root: \
+                 {remedy}"
+            ));
+        }
+        let has_munge = self.has_component("psec", "munge").unwrap_or_else(|| {
+            // Built into a library, which then needs munge's.
+            clients.iter().any(|path| needs_munge(tree, path))
+        });
+        (!has_munge).then(|| {
+            format!(
+                "Slurm's PMIx {server} takes ranks that are root inside by munge alone ({modes}), and the image's PMIx \
+                 ({client}) has no munge component: {remedy}, or with an image whose PMIx has it"
+            )
+        })
     }
 
     /// Why ranks would not find each other.
     fn misfit(&self, server: &str) -> Option<String> {
-        let name = |path: &PathBuf| {
-            path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-        };
-        let first = |path: &&PathBuf| name(path).starts_with("mca_pmix_pmix1");
+        let first = |path: &&PathBuf| file_name(path).starts_with("mca_pmix_pmix1");
         if let Some(old) = self.openmpi_components.iter().find(first)
-            && self.openmpi_components.iter().all(|path| first(&path) || !speaks_pmix(&name(path)))
+            && self.openmpi_components.iter().all(|path| first(&path) || !speaks_pmix(&file_name(path)))
         {
-            let digits = name(old).trim_start_matches("mca_pmix_pmix").trim_end_matches(".so").to_owned();
+            let digits =
+                file_name(old).trim_start_matches("mca_pmix_pmix").trim_end_matches(".so").to_owned();
             let version: Vec<String> = digits.chars().map(String::from).collect();
             return Some(format!(
                 "the image's Open MPI has PMIx {} ({}), which cannot talk to Slurm's PMIx {server}",
@@ -139,12 +176,22 @@ impl Libraries {
                 old.display(),
             ));
         }
-        let mpich = self.mpich.as_ref().filter(|_| !self.has_pmix && self.openmpi_components.is_empty())?;
+        let mpich =
+            self.mpich.as_ref().filter(|_| self.pmix.is_none() && self.openmpi_components.is_empty())?;
         Some(format!(
             "the image's MPICH ({}) speaks PMI, and not PMIx as Slurm does here; use --mpi=pmi2",
             mpich.display()
         ))
     }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn needs_munge(tree: &dyn Tree, library: &Path) -> bool {
+    let read = || Library::read(tree.open(&resolve(tree, library).ok()?.path).ok()?.as_ref()).ok()?;
+    read().is_some_and(|library| library.needed.iter().any(|needed| needed.starts_with("libmunge.so")))
 }
 
 /// Open MPI's components for PMIx 2 and later.

@@ -6,13 +6,12 @@
 //! mark and whose lock, which that process held, is free. (systemd-tmpfiles spares locked directories, too.)
 
 use std::ffi::{CStr, OsStr};
-use std::io;
+use std::io::{self, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::cause;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{geteuid, mkdtemp};
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, XattrFlags};
@@ -20,6 +19,7 @@ use rustix::fs::{chmod, fgetxattr_query, flock, fstat, open, openat, setxattr, u
 use rustix::io::Errno;
 
 use super::mounts::proc_path;
+use super::processes::wait_until_empty;
 use crate::sys;
 
 /// The extended attribute of our directories, set when they are locked. A name alone may be anybody's.
@@ -34,21 +34,32 @@ const LIMIT: usize = 65_536;
 pub struct Directory {
     /// Where it is.
     pub path: PathBuf,
-    /// It is removed when this process has ended and nobody has this open any more. The other tasks of a Slurm step
-    /// may go on when the first, which has made it, has ended.
-    pub life: Option<OwnedFd>,
+    /// It is removed when this process has ended, nobody has this open any more, and nobody is left in the container.
+    /// The other tasks of a Slurm step may go on when the first, which has made it, has ended.
+    life: Option<PipeWriter>,
+}
+
+impl Directory {
+    /// Tells the process that will remove it which mount namespace has the container. What is returned is to be kept open
+    /// while others may still enter.
+    pub fn hold_for(&mut self, mount_namespace: Option<u64>) -> Option<OwnedFd> {
+        let mut life = self.life.take()?;
+        let _ = life.write_all(&mount_namespace?.to_ne_bytes());
+        Some(life.into())
+    }
 }
 
 /// Makes a directory below `parent` that will be removed.
 pub fn make_directory(parent: &Path) -> Result<Directory, Failure> {
     let failed = |what: &str, error: io::Error| {
-        Failure::new(format!("--writable: {}: {what}: {}", parent.display(), cause(&error)))
-            .hint("this kernel needs a local disk for the changes; set TMPDIR to a directory on one")
+        Failure::caused_by(format!("--writable: {}: {what}", parent.display()), error)
+            .or_hint("this kernel needs a local disk for the changes; set TMPDIR to a directory on one")
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened =
         open(parent, flags, Mode::empty()).map_err(|errno| failed("cannot open it", errno.into()))?;
     remove_stale(opened.as_fd());
+    let _mask = sys::FileMask::set(0o022);
     let path = mkdtemp(&parent.join(format!("{PREFIX}XXXXXX")))
         .map_err(|errno| failed("cannot make a directory", errno.into()))?;
     let name = path.file_name().unwrap_or_default();
@@ -60,7 +71,7 @@ pub fn make_directory(parent: &Path) -> Result<Directory, Failure> {
 }
 
 /// Locks and marks a new directory, and starts the process that removes it.
-fn guard(parent: BorrowedFd, name: &OsStr) -> Result<OwnedFd, (&'static str, io::Error)> {
+fn guard(parent: BorrowedFd, name: &OsStr) -> Result<PipeWriter, (&'static str, io::Error)> {
     let because = |what| move |errno: Errno| (what, io::Error::from(errno));
     let directory = open_directory(parent, name).map_err(because("cannot open the new directory"))?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive)
@@ -71,18 +82,21 @@ fn guard(parent: BorrowedFd, name: &OsStr) -> Result<OwnedFd, (&'static str, io:
         .map_err(|error| ("cannot start the process that cleans up", error))
 }
 
-fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) -> io::Result<OwnedFd> {
+fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) -> io::Result<PipeWriter> {
     let program = sys::pidfd_of_self()?;
     let (closed, life) = io::pipe()?;
     sys::spawn_detached(&[program.as_fd(), closed.as_fd(), parent, directory], || {
-        for end in [program.as_fd(), closed.as_fd()] {
-            let mut ended = [PollFd::new(end, PollFlags::POLLIN)];
-            while poll(&mut ended, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
+        let mut ended = [PollFd::new(program.as_fd(), PollFlags::POLLIN)];
+        while poll(&mut ended, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
+        let mut mount_namespace = Vec::new();
+        let _ = (&closed).read_to_end(&mut mount_namespace);
+        if let Ok(number) = mount_namespace.try_into() {
+            wait_until_empty(u64::from_ne_bytes(number));
         }
         let mut all = usize::MAX;
         let _ = remove(parent, name, directory, &mut all);
     })?;
-    Ok(life.into())
+    Ok(life)
 }
 
 /// Removes the directories that runs of this user have left behind.

@@ -5,16 +5,22 @@ use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use mizzen_core::Failure;
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{cause, quote};
+use mizzen_core::limits;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
-use nix::unistd::{chdir, execve};
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::{AccessFlags, access, chdir, execve};
 
 use crate::image::architecture::{Architecture, host_architecture};
 use crate::plan::Program;
-use crate::sys;
+use crate::{raised_limits, sys};
+
+/// As long as the watcher of a file server may take to tell the user.
+const WATCHER_SPEAKS: Duration = Duration::from_secs(4);
 
 /// Why there is no program, and the exit code that says so.
 #[derive(Debug)]
@@ -39,12 +45,21 @@ pub fn start(program: &Program) -> Unstartable {
     }
 }
 
+/// If the file server has failed, its watcher says so better than we could, and ends this process. Errors of this kind that
+/// have another reason are told a little later.
+fn let_watcher_speak(errno: Errno) {
+    if matches!(errno, Errno::EIO | Errno::ENOTCONN | Errno::ECONNABORTED) {
+        std::thread::sleep(WATCHER_SPEAKS);
+    }
+}
+
 fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     let workdir = &program.workdir;
     chdir(&workdir.value).map_err(|errno| {
+        let_watcher_speak(errno);
         let shown = quote(workdir.value.as_os_str().as_bytes());
-        Failure::new(format!("cannot start in {shown} ({}): {}", workdir.why, errno.desc()))
-            .hint("it must be a directory inside the container; a mount can bring one of the host's")
+        Failure::caused_by(format!("cannot start in {shown} ({})", workdir.why), errno)
+            .or_hint("it must be a directory inside the container; a mount can bring one of the host's")
     })?;
     let text = |text: &OsStr| {
         CString::new(text.as_bytes())
@@ -61,7 +76,10 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     // The standard streams alone, and the descriptor over which Slurm's PMI2 talks to the program.
     let pmi: Option<i32> = variable(program, "PMI_FD").to_str().and_then(|number| number.parse().ok());
     sys::close_on_exec_from(3).map_err(|error| Failure::new(format!("cannot close descriptors: {error}")))?;
-    pmi.filter(|fd| *fd > 2).into_iter().for_each(sys::keep_through_exec);
+    // A variable can name anything.
+    let pmi = pmi.filter(|fd| *fd > 2 && sys::is_pmi_socket(*fd, program.is_task));
+    pmi.into_iter().for_each(sys::keep_through_exec);
+    raised_limits::restore();
     sys::reset_signal(Signal::SIGPIPE)
         .map_err(|error| Failure::new(format!("cannot reset SIGPIPE: {error}")))?;
     nix::sys::prctl::set_no_new_privs()
@@ -71,10 +89,16 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
 
 fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Unstartable {
     let name = program.command.value.first().cloned().unwrap_or_default();
+    if name.is_empty() {
+        let failure = Failure::new("the program's name is empty")
+            .hint("a variable in its place is probably not set where the command was typed");
+        return Unstartable { code: 127, failure };
+    }
     let mut denied = None;
     for path in candidates(&name, &variable(program, "PATH")) {
         let Ok(file) = CString::new(path.as_os_str().as_bytes()) else { continue };
         let Err(errno) = execve(&file, argv, environment);
+        let_watcher_speak(errno);
         match errno {
             Errno::ENOENT | Errno::ENOTDIR if !path.exists() => {}
             Errno::EACCES if name.as_bytes().contains(&b'/') || denied.is_none() => {
@@ -92,6 +116,11 @@ fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Unst
             let path = variable(program, "PATH");
             let hint = if name.as_bytes().contains(&b' ') {
                 "all of it is taken as the program's name; leave the quotes away, or use sh -c".to_owned()
+            } else if let Some(target) =
+                name.as_bytes().contains(&b'/').then(|| fs::read_link(&name).ok()).flatten()
+            {
+                let target = quote(target.as_os_str().as_bytes());
+                format!("it is a symbolic link to {target}, which is not in the container")
             } else if name.as_bytes().contains(&b'/') {
                 "the path is looked up inside the container; a mount can bring files of the host".to_owned()
             } else {
@@ -118,45 +147,116 @@ fn variable(program: &Program, name: &str) -> OsString {
     found.map(|variable| variable.value.clone()).unwrap_or_default()
 }
 
+/// How many scripts may be each other's interpreters: the kernel's limit is five.
+const INTERPRETERS: usize = 5;
+
 fn not_executable(path: &Path, errno: Errno) -> Unstartable {
-    let shown = quote(path.as_os_str().as_bytes());
-    let (code, message, hint) = match errno {
-        Errno::ENOENT => match interpreter(path) {
-            Some(interpreter) => {
-                let missing = quote(&interpreter);
-                let dos = interpreter
-                    .ends_with(b"\r")
-                    .then_some("the script has DOS line ends; dos2unix changes them");
-                (127, format!("{shown}: its interpreter {missing} is not in the container"), dos)
-            }
-            None => (
-                127,
-                format!("{shown}: its dynamic linker is not in the container"),
-                Some("the program was made for another C library than the image's"),
-            ),
-        },
-        Errno::EACCES if path.is_dir() => (126, format!("{shown}: is a directory"), None),
-        Errno::EACCES => (126, format!("{shown}: {}", errno.desc()), Some("is it executable (chmod +x)?")),
+    let Unstartable { code, failure } = diagnose(path, errno, INTERPRETERS);
+    Unstartable { code, failure: failure.about(quote(path.as_os_str().as_bytes())) }
+}
+
+/// Why the kernel refuses to execute a file. What it says of a script is often meant for the script's interpreter.
+fn diagnose(path: &Path, errno: Errno, depth: usize) -> Unstartable {
+    if let Some(why) = interpreter(path)
+        .filter(|_| depth > 0)
+        .and_then(|interpreter| diagnose_interpreter(path, &interpreter, errno, depth))
+    {
+        return why;
+    }
+    match errno {
+        Errno::ENOENT if path.metadata().is_err() => {
+            let failure = Failure::new("is a symbolic link to nothing in the container");
+            Unstartable { code: 127, failure }
+        }
+        Errno::ENOENT => hinted(
+            127,
+            "its dynamic linker is not in the container".to_owned(),
+            "the program was made for another C library than the image's",
+        ),
+        Errno::EACCES if path.is_dir() => {
+            hinted(126, "is a directory".to_owned(), "name a program, not the directory in which it is")
+        }
+        Errno::EACCES => {
+            let hint = match statvfs(path) {
+                Ok(found) if found.flags().contains(FsFlags::ST_NOEXEC) => {
+                    "its file system is mounted noexec"
+                }
+                Ok(_) => "is it executable (chmod +x)?",
+                Err(_) => "a directory on its path is closed to you",
+            };
+            hinted(126, cause(&errno.into()), hint)
+        }
         Errno::ENOEXEC => match architecture(path) {
-            Some(made_for) => (
+            Some(made_for) => hinted(
                 126,
                 format!(
-                    "{shown}: made for {}, this node is {}",
+                    "made for {}, this node is {}",
                     made_for.name(),
                     host_architecture().map_or("another", Architecture::name)
                 ),
-                Some("choose nodes of that kind (srun --constraint), or get the image for this one"),
+                "choose nodes of that kind (srun --constraint), or get the image for this one",
             ),
-            None => (
+            None => hinted(
                 126,
-                format!("{shown}: not a program for this machine, and no script with a #! line"),
-                Some("run a script without #! through its shell: sh FILE"),
+                "not a program for this machine, and no script with a #! line".to_owned(),
+                "run a script without #! through its shell: sh FILE",
             ),
         },
-        errno => (126, format!("{shown}: {}", errno.desc()), None),
-    };
-    let failure = Failure::new(message);
-    Unstartable { code, failure: hint.map_or(failure.clone(), |hint| failure.hint(hint)) }
+        Errno::EIO => hinted(
+            126,
+            cause(&errno.into()),
+            "a part of the image cannot be read; copy the image again, or make it again",
+        ),
+        Errno::ELOOP => {
+            hinted(126, cause(&errno.into()), "a symbolic link in the container leads back to itself")
+        }
+        errno => {
+            let error = std::io::Error::from(errno);
+            let hint = limits::hint(errno as i32);
+            Unstartable { code: 126, failure: Failure { message: cause(&error), hint } }
+        }
+    }
+}
+
+fn hinted(code: u8, message: String, hint: &str) -> Unstartable {
+    Unstartable { code, failure: Failure::new(message).hint(hint) }
+}
+
+/// What is wrong with the interpreter of a script; none if it is the script itself that is refused.
+fn diagnose_interpreter(
+    script: &Path,
+    interpreter: &[u8],
+    errno: Errno,
+    depth: usize,
+) -> Option<Unstartable> {
+    let file = Path::new(OsStr::from_bytes(interpreter));
+    let shown = quote(interpreter);
+    match errno {
+        Errno::ENOENT if file.symlink_metadata().is_err() => {
+            let message = format!("its interpreter {shown} is not in the container");
+            Some(hinted(127, message, missing_interpreter(script, interpreter)))
+        }
+        Errno::EACCES if access(script, AccessFlags::X_OK).is_err() => None,
+        Errno::ENOEXEC if interpreter.is_empty() => {
+            Some(hinted(126, "its #! line is empty".to_owned(), "name its interpreter: #!/bin/sh"))
+        }
+        _ => {
+            let Unstartable { code, failure } = diagnose(file, errno, depth - 1);
+            Some(Unstartable { code, failure: failure.about(format!("its interpreter {shown}")) })
+        }
+    }
+}
+
+/// What to do about a script without its interpreter.
+fn missing_interpreter(script: &Path, interpreter: &[u8]) -> &'static str {
+    if interpreter.ends_with(b"\r") {
+        return "the script has DOS line ends; dos2unix changes them";
+    }
+    // Slurm's name for the copy of a batch script.
+    if script.file_name().is_some_and(|name| name == "slurm_script") {
+        return "the script runs in the container, so the image needs it; --no-container-script runs the script on the node";
+    }
+    "the image needs it, or the script another first line"
 }
 
 /// The machine that a program was made for, if it is another one's.
@@ -165,8 +265,10 @@ fn architecture(path: &Path) -> Option<Architecture> {
 }
 
 fn head(path: &Path) -> Option<Vec<u8>> {
+    // A FIFO or a device must not be waited for.
+    let file = fs::metadata(path).ok()?.is_file().then(|| fs::File::open(path).ok())??;
     let mut head = vec![0; 256];
-    let length = std::io::Read::read(&mut fs::File::open(path).ok()?, &mut head).ok()?;
+    let length = std::io::Read::read(&mut &file, &mut head).ok()?;
     head.truncate(length);
     Some(head)
 }

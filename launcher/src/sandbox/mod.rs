@@ -9,9 +9,12 @@ mod exec;
 mod mounts;
 mod namespaces;
 mod pid1;
+mod processes;
+mod reporter;
 mod root;
 mod server;
 mod warm;
+mod watcher;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -20,18 +23,18 @@ use std::sync::Arc;
 use mizzen_core::Failure;
 use mizzen_squashfs::squashfs;
 use nix::sys::signal::Signal;
-use nix::sys::stat::{Mode, umask};
 
-use crate::plan::{Changes, Plan, Root};
+use crate::plan::{Changes, Plan, Root, What};
 use crate::{report_note, sys};
 
 pub use exec::{Unstartable, start};
 pub use namespaces::{
     Namespaces, enter_user as enter_user_namespace, new_mounts_and_others as enter_mount_namespace,
 };
+pub use reporter::{Reporter, ToStandardError, identity_of, standard_error_in, tell};
 use server::Mountable;
 pub use server::Server;
-pub use warm::read_from_mount as read_ahead;
+pub use watcher::Watch;
 
 /// Where the image's files come from.
 pub enum RootSource {
@@ -47,6 +50,8 @@ pub struct Sources {
     pub root: RootSource,
     /// The files of the plan's squashfs mounts, in their order.
     pub data: Vec<Arc<squashfs::Image>>,
+    /// Who watches over the file servers.
+    pub watch: Watch,
 }
 
 /// Runs the program in a container with process ids of its own, and returns its exit code.
@@ -71,17 +76,35 @@ fn make_namespaces(
     // A caller that ignores it would have our own children vanish without a word.
     sys::reset_signal(Signal::SIGCHLD)
         .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
-    namespaces::enter_user(&plan.identity, user)?;
-    let mut servers = Servers::prepare(plan, sources)?;
-    namespaces::new_mounts_and_others(plan.unshare)?;
+    let data = start_data_servers(plan, &sources)?;
+    let limits = namespaces::enter_user(&plan.identity, user)?;
+    let mut servers = Servers::prepare(plan, sources, data)?;
+    namespaces::new_mounts_and_others(plan.unshare, &limits)?;
     // Opened on the host's procfs: nothing is looked up inside.
     let mut namespaces = Namespaces::of_this_process()?;
-    namespaces.life = servers.changes.as_mut().and_then(|changes| changes.life.take());
+    servers.container = processes::mount_namespace_of("self");
+    if let Some(changes) = &mut servers.changes {
+        namespaces.life = changes.hold_for(servers.container);
+    }
     Ok((servers, namespaces))
+}
+
+/// The servers of squashfs mounts. Outside the user namespace: in it, a watcher could not see processes that have
+/// capabilities there.
+fn start_data_servers(plan: &Plan, sources: &Sources) -> Result<Vec<Server>, Failure> {
+    let paths = plan.mounts.iter().filter_map(|mount| match &mount.what {
+        What::Squashfs(path) => Some(path.as_path()),
+        _ => None,
+    });
+    let start = |(path, image)| Server::start(image, path, &[], &plan.identity, &sources.watch);
+    paths.zip(&sources.data).map(start).collect()
 }
 
 /// What serves the files of the container, and keeps their changes.
 struct Servers {
+    watch: Watch,
+    /// The number of the container's mount namespace, as soon as that is there.
+    container: Option<u64>,
     root: root::Source,
     /// In the order of the plan's squashfs mounts.
     data: Vec<Mountable>,
@@ -91,15 +114,12 @@ struct Servers {
 
 impl Servers {
     /// In the user namespace, before the mount namespace exists.
-    fn prepare(plan: &Plan, sources: Sources) -> Result<Servers, Failure> {
+    fn prepare(plan: &Plan, sources: Sources, data: Vec<Server>) -> Result<Servers, Failure> {
         let root = match sources.root {
             RootSource::Squashfs(server) => root::Source::Served(server.open_device()?),
             RootSource::Directory(path) => root::Source::Directory(path),
         };
-        let mut data = Vec::new();
-        for image in &sources.data {
-            data.push(Server::start(image, &[], &plan.identity)?.open_device()?);
-        }
+        let data = data.into_iter().map(Server::open_device).collect::<Result<_, _>>()?;
         let changes = match &plan.root {
             Root::Writable(Changes::OnDisk { parent }) => {
                 let directory = changes::make_directory(parent)?;
@@ -111,7 +131,7 @@ impl Servers {
             }
             Root::Writable(Changes::InMemory { .. }) | Root::ReadOnly => None,
         };
-        Ok(Servers { root, data, changes })
+        Ok(Servers { root, data, changes, watch: sources.watch, container: None })
     }
 }
 
@@ -120,17 +140,17 @@ fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     // The user's limit on the size of files is a failure with a name, and not the end of this process.
     let _unharmed = sys::Ignored::new(Signal::SIGXFSZ);
     // The user's mask is for the program's files, not for the container's directories.
-    let mask = umask(Mode::from_bits_truncate(0o022));
-    let entered = mount_and_enter(plan, servers);
-    umask(mask);
-    entered
+    let _mask = sys::FileMask::set(0o022);
+    mount_and_enter(plan, servers)
 }
 
 fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
+    let Servers { root, data, changes, watch, container } = servers;
     // Everything that comes from the host is opened while it can be seen.
     let sources = mounts::open_sources(plan)?;
-    let root =
-        root::prepare(plan, servers.root, servers.changes.as_ref().map(|changes| changes.path.as_path()))?;
-    mounts::apply(plan, &root, sources, servers.data)?;
-    root.enter()
+    let root = root::prepare(plan, root, changes.as_ref().map(|changes| changes.path.as_path()))?;
+    mounts::apply(plan, &root, sources, data)?;
+    root.enter()?;
+    watch.begin(container);
+    Ok(())
 }

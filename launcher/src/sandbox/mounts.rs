@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::{cause, quote};
+use mizzen_core::failure::quote;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::mount::{MsFlags, mount};
@@ -46,9 +46,15 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
                 let mut opened = Vec::new();
                 for device in devices {
                     let shape = if device.is_dir() { Shape::Directory } else { Shape::File };
-                    // A device that has just gone, or that the user may not see, is no loss.
-                    if let Ok(fd) = open(device, ANY, Mode::empty()) {
-                        opened.push((device.clone(), fd, shape));
+                    match open(device, ANY, Mode::empty()) {
+                        Ok(fd) => opened.push((device.clone(), fd, shape)),
+                        // A container without /dev/null would be a riddle.
+                        Err(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => {
+                            let what = format!("cannot open {}", device.display());
+                            return Err(Failure::caused_by(what, errno));
+                        }
+                        // One that has just gone, or that the user may not see, is no loss.
+                        Err(_) => {}
                     }
                 }
                 Ok(OpenSource::Many(opened))
@@ -68,7 +74,7 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
 fn open_source(source: &Path, mount: &Mount) -> Result<OwnedFd, Failure> {
     open(source, ANY, Mode::empty()).map_err(|errno| {
         let (source, target) = (quote(source.as_os_str().as_bytes()), mount.target.display());
-        Failure::new(format!("cannot open {source}, to be mounted on {target}: {}", errno.desc()))
+        Failure::caused_by(format!("cannot open {source}, to be mounted on {target}"), errno)
     })
 }
 
@@ -80,23 +86,20 @@ pub fn apply(
     servers: Vec<Mountable>,
 ) -> Result<(), Failure> {
     let mut servers = servers.into_iter();
+    // Those that the next one may lie in, the innermost last.
+    let mut around: Vec<&Mount> = Vec::new();
     for (mount, source) in plan.mounts.iter().zip(sources) {
         let target = &mount.target;
-        let place = match open_in_root(root.as_fd(), target) {
-            Err(Errno::ENOENT) if lies_in_tmpfs(target, plan) => {
-                let relative = target.strip_prefix("/").unwrap_or(target);
-                make_place(root.as_fd(), relative, mount.what.shape())
-                    .map_err(|e| in_container(target, e))?;
-                open_in_root(root.as_fd(), target)
-            }
-            opened => opened,
+        while around.last().is_some_and(|outer| !lies_in(target, &outer.target)) {
+            around.pop();
         }
-        .map_err(|e| in_container(target, e))?;
+        let place = open_place(root, mount, around.last().copied()).map_err(|e| in_container(target, e))?;
+        around.push(mount);
         match (&mount.what, source) {
             (What::Bind { source, .. }, OpenSource::One(opened)) => {
                 bind(opened.as_fd(), place.as_fd()).map_err(|errno| {
                     let source = quote(source.as_os_str().as_bytes());
-                    Failure::new(format!("cannot mount {source} on {}: {}", target.display(), errno.desc()))
+                    Failure::caused_by(format!("cannot mount {source} on {}", target.display()), errno)
                 })?;
             }
             (What::Devices(_), OpenSource::Many(devices)) => {
@@ -104,12 +107,7 @@ pub fn apply(
                 continue; // the only mount that devices work on
             }
             (What::File(content), _) => file_on(place.as_fd(), content).map_err(|error| {
-                let failure =
-                    Failure::new(format!("cannot put a file on {}: {}", target.display(), cause(&error)));
-                match error.kind() {
-                    io::ErrorKind::FileTooLarge => failure.hint("your limit on the size of files: ulimit -f"),
-                    _ => failure,
-                }
+                Failure::caused_by(format!("cannot put a file on {}", target.display()), error)
             })?,
             (What::Squashfs(_), _) => {
                 let server = servers.next().ok_or_else(|| Failure::new("a file server is missing"))?;
@@ -125,11 +123,8 @@ pub fn apply(
                 new_file_system("tmpfs", &place, "mode=0755,size=1m")?;
                 let directory = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
                 commands_in(directory.as_fd(), launcher.as_fd()).map_err(|errno| {
-                    Failure::new(format!(
-                        "cannot put Slurm's commands into {}: {}",
-                        target.display(),
-                        errno.desc()
-                    ))
+                    let what = format!("cannot put Slurm's commands into {}", target.display());
+                    Failure::caused_by(what, errno)
                 })?;
             }
             (What::HostFiles { files, links }, OpenSource::Many(opened)) => {
@@ -156,17 +151,28 @@ pub fn apply(
     Ok(())
 }
 
-/// Whether a place is in a tmpfs of ours, which was empty when it was planned. Elsewhere none is made: that would be
-/// on the host.
-fn lies_in_tmpfs(target: &Path, plan: &Plan) -> bool {
-    let outer = plan.mounts.iter().rev().find(|outer| lies_in(target, &outer.target));
-    outer.is_some_and(|outer| matches!(outer.what, What::Tmpfs(_) | What::Devices(_)))
+/// Opens the place of a mount, which lies in `outer`. In a tmpfs of ours, which was empty when it was planned, it is made.
+/// Elsewhere none is: that would be on the host.
+fn open_place(root: &NewRoot, mount: &Mount, outer: Option<&Mount>) -> nix::Result<OwnedFd> {
+    let ours = outer.filter(|outer| matches!(outer.what, What::Tmpfs(_) | What::Devices(_)));
+    let Some(outer) = ours else { return open_in_root(root.as_fd(), &mount.target) };
+    let tmpfs = open_in_root(root.as_fd(), &outer.target)?;
+    let relative = mount.target.strip_prefix(&outer.target).map_err(|_| Errno::EINVAL)?;
+    let shape = mount.what.shape();
+    // What stands for a file may be a device, which must not be opened to see whether it is there.
+    if shape == Shape::File
+        && let Ok(place) = open_in_root(tmpfs.as_fd(), relative)
+    {
+        return Ok(place);
+    }
+    make_place(tmpfs.as_fd(), relative, shape)?;
+    open_in_root(tmpfs.as_fd(), relative)
 }
 
 fn new_file_system(kind: &str, place: &OwnedFd, options: &str) -> Result<(), Failure> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount(Some("mizzen"), &proc_path(place.as_fd()), Some(kind), flags, Some(options))
-        .map_err(|errno| Failure::new(format!("cannot mount {kind} ({options}): {}", errno.desc())))
+        .map_err(|errno| Failure::caused_by(format!("cannot mount {kind} ({options})"), errno))
 }
 
 fn file_on(place: BorrowedFd, content: &[u8]) -> io::Result<()> {
@@ -186,7 +192,7 @@ fn devices_on(
 ) -> Result<(), Failure> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     mount(Some("mizzen"), &proc_path(place), Some("tmpfs"), flags, Some("mode=0755,size=1m"))
-        .map_err(|errno| Failure::new(format!("cannot mount a tmpfs on /dev: {}", errno.desc())))?;
+        .map_err(|errno| Failure::caused_by("cannot mount a tmpfs on /dev", errno))?;
     let dev = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
     for (path, source, shape) in devices {
         let name = path.file_name().unwrap_or_default();
@@ -194,7 +200,7 @@ fn devices_on(
             make_place(dev.as_fd(), Path::new(name), shape)?;
             bind(source.as_fd(), open_entry(dev.as_fd(), name, shape)?.as_fd())
         };
-        put().map_err(|errno| Failure::new(format!("cannot mount {}: {}", path.display(), errno.desc())))?;
+        put().map_err(|errno| Failure::caused_by(format!("cannot mount {}", path.display()), errno))?;
     }
     for (name, to) in [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
         symlinkat(to, &dev, name).map_err(|e| in_container(&target.join(name), e))?;
@@ -227,7 +233,7 @@ fn host_files_in(
             make_place(directory, place, shape)?;
             bind(source.as_fd(), open_in_root(directory, place)?.as_fd())
         };
-        put().map_err(|errno| Failure::new(format!("cannot mount {}: {}", path.display(), errno.desc())))?;
+        put().map_err(|errno| Failure::caused_by(format!("cannot mount {}", path.display()), errno))?;
     }
     for (link, target) in links {
         let parent = link.parent().unwrap_or(Path::new(""));
@@ -266,8 +272,9 @@ pub fn restrict(mounted: BorrowedFd, shown: &Path, flags: MsFlags) -> Result<(),
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => restrict_one_by_one(mounted, flags),
         outcome => outcome,
     };
-    outcome
-        .map_err(|error| Failure::new(format!("cannot restrict the mount of {}: {error}", shown.display())))
+    outcome.map_err(|error| {
+        Failure::caused_by(format!("cannot restrict the mount of {}", shown.display()), error)
+    })
 }
 
 /// The same for Linux before 5.12: every mount is remounted with the flags that it has and those that are added.
@@ -384,5 +391,5 @@ pub fn make_place(directory: BorrowedFd, relative: &Path, shape: Shape) -> nix::
 
 /// A failure with a path of the container.
 pub fn in_container(path: &Path, errno: Errno) -> Failure {
-    Failure::new(format!("{} in the container: {}", quote(path.as_os_str().as_bytes()), errno.desc()))
+    Failure::caused_by(format!("{} in the container", quote(path.as_os_str().as_bytes())), errno)
 }

@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 
-use mizzen_core::failure::cause;
-use mizzen_core::{Failure, user_namespace};
+use mizzen_core::Failure;
+use mizzen_core::user_namespace::{Namespace, NamespaceLimits};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getgid, getuid};
@@ -12,6 +12,10 @@ use nix::unistd::{getgid, getuid};
 use crate::options::Unshare;
 use crate::plan::Identity;
 use crate::sys;
+
+/// What to do when the kernel refuses a mount of ours.
+pub const MOUNTS_REFUSED: &str =
+    "a security policy may forbid mounts in user namespaces; `mizzen doctor` tells what works";
 
 /// The namespaces of a container, held open: who has them can enter.
 pub struct Namespaces {
@@ -34,7 +38,7 @@ impl Namespaces {
         let open = |name: &str| {
             let path = format!("/proc/{process}/ns/{name}");
             let file = fs::File::open(&path);
-            file.map(OwnedFd::from).map_err(|error| Failure::new(format!("{path}: {}", cause(&error))))
+            file.map(OwnedFd::from).map_err(|error| Failure::caused_by(&path, error))
         };
         Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, life: None })
     }
@@ -45,65 +49,75 @@ impl Namespaces {
             [(self.user, CloneFlags::CLONE_NEWUSER), (self.mounts, CloneFlags::CLONE_NEWNS)]
         {
             setns(namespace, flag)
-                .map_err(|errno| Failure::new(format!("cannot enter the container: {}", errno.desc())))?;
+                .map_err(|errno| Failure::caused_by("cannot enter the container", errno))?;
         }
         Ok(())
     }
 }
 
 /// Enters the user namespace that was made for the container, in which all groups of the user are known; or makes one, in
-/// which the primary group alone is. The process is `identity` then, and has the capabilities to mount.
-pub fn enter_user(identity: &Identity, made: Option<OwnedFd>) -> Result<(), Failure> {
+/// which the primary group alone is. The process is `identity` then, and has the capabilities to mount. The limits on
+/// namespaces that hold outside are returned: inside they cannot be seen.
+pub fn enter_user(identity: &Identity, made: Option<OwnedFd>) -> Result<NamespaceLimits, Failure> {
     let Identity { uid, gid, inside_uid, inside_gid, .. } = identity;
+    let limits = NamespaceLimits::look();
     if let Some(namespace) = made {
         setns(namespace, CloneFlags::CLONE_NEWUSER)
-            .map_err(|errno| Failure::new(format!("cannot enter the user namespace: {}", errno.desc())))?;
+            .map_err(|errno| Failure::caused_by("cannot enter the user namespace", errno))?;
         // Who made it has read the same settings, but earlier.
         if (getuid().as_raw(), getgid().as_raw()) != (*inside_uid, *inside_gid) {
             return Err(Failure::new("the user namespace was made for somebody else")
                 .hint("mizzen.toml has changed just now; try again"));
         }
-        return Ok(());
+        return Ok(limits);
     }
-    unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| {
-        Failure::new(format!("cannot make a user namespace: {}", errno.desc()))
-            .hint(user_namespace::hint(errno as i32))
-    })?;
+    make(Namespace::User, &limits)?;
+    let write_map = |file: &str, text: &str| {
+        fs::write(format!("/proc/self/{file}"), text).map_err(|error| {
+            let hint = limits.hint(Namespace::User, error.raw_os_error().unwrap_or(0));
+            let what = format!("cannot write /proc/self/{file} of the container's user namespace");
+            Failure::caused_by(what, error).hint(hint)
+        })
+    };
     write_map("uid_map", &format!("{inside_uid} {uid} 1"))?;
     // Before the group map: the kernel wants to be sure that no group can be dropped to gain access.
     write_map("setgroups", "deny")?;
-    write_map("gid_map", &format!("{inside_gid} {gid} 1"))
+    write_map("gid_map", &format!("{inside_gid} {gid} 1"))?;
+    Ok(limits)
 }
 
-fn write_map(file: &str, text: &str) -> Result<(), Failure> {
-    fs::write(format!("/proc/self/{file}"), text).map_err(|error| {
-        Failure::new(format!("cannot write /proc/self/{file} of the container's user namespace: {error}"))
-            .hint(user_namespace::hint(error.raw_os_error().unwrap_or(0)))
-    })
+/// One by one, so that a failure tells which kind the kernel refuses.
+fn make(kind: Namespace, limits: &NamespaceLimits) -> Result<(), Failure> {
+    let flag = match kind {
+        Namespace::User => CloneFlags::CLONE_NEWUSER,
+        Namespace::Mount => CloneFlags::CLONE_NEWNS,
+        Namespace::Pid => CloneFlags::CLONE_NEWPID,
+        Namespace::Ipc => CloneFlags::CLONE_NEWIPC,
+        Namespace::Net => CloneFlags::CLONE_NEWNET,
+        Namespace::Uts => CloneFlags::CLONE_NEWUTS,
+    };
+    unshare(flag).map_err(|errno| limits.refused(kind, errno as i32))
 }
 
 /// Makes a mount namespace, whose mounts nobody outside sees, and the others that are asked for. With a process id
-/// namespace only children are in it.
-pub fn new_mounts_and_others(others: Unshare) -> Result<(), Failure> {
-    let mut flags = CloneFlags::CLONE_NEWNS;
-    for (wanted, flag) in [
-        (others.pid, CloneFlags::CLONE_NEWPID),
-        (others.ipc, CloneFlags::CLONE_NEWIPC),
-        (others.net, CloneFlags::CLONE_NEWNET),
-        (others.uts, CloneFlags::CLONE_NEWUTS),
+/// namespace only children are in it. `limits` are those outside the container's user namespace.
+pub fn new_mounts_and_others(others: Unshare, limits: &NamespaceLimits) -> Result<(), Failure> {
+    for (wanted, kind) in [
+        (true, Namespace::Mount),
+        (others.pid, Namespace::Pid),
+        (others.ipc, Namespace::Ipc),
+        (others.net, Namespace::Net),
+        (others.uts, Namespace::Uts),
     ] {
         if wanted {
-            flags |= flag;
+            make(kind, limits)?;
         }
     }
-    unshare(flags).map_err(|errno| {
-        Failure::new(format!("cannot make the container's namespaces: {}", errno.desc()))
-            .hint(user_namespace::hint(errno as i32))
-    })?;
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
-        .map_err(|errno| Failure::new(format!("cannot make the mounts private: {}", errno.desc())))?;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).map_err(
+        |errno| Failure::caused_by("cannot make the mounts private", errno).or_hint(MOUNTS_REFUSED),
+    )?;
     if others.net {
-        sys::loopback_up().map_err(|error| Failure::new(format!("cannot bring up the loopback: {error}")))?;
+        sys::loopback_up().map_err(|error| Failure::caused_by("cannot bring up the loopback", error))?;
     }
     Ok(())
 }

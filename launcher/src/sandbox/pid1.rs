@@ -22,7 +22,7 @@ const HANDED_ON: [Signal; 6] =
 /// Runs the program to its end and returns its exit code.
 pub fn run(plan: &Plan, servers: Servers) -> Result<i32, Failure> {
     let watched = watched_signals();
-    let failed = |what: &str, error: std::io::Error| Failure::new(format!("cannot {what}: {error}"));
+    let failed = |what: &str, error: std::io::Error| Failure::caused_by(format!("cannot {what}"), error);
     watched.thread_block().map_err(|errno| failed("block signals", errno.into()))?;
     let (launcher_lives, held_open) = std::io::pipe().map_err(|error| failed("make a pipe", error))?;
     let held = held_open.as_raw_fd();
@@ -62,7 +62,7 @@ fn init(plan: &Plan, servers: Servers, watched: &SigSet, launcher_lives: &PipeRe
             wait_and_hand_on(program, watched, None).unwrap_or(125)
         }
         Err(error) => {
-            report(&Failure::new(format!("cannot start the program: {error}")));
+            report(&Failure::caused_by("cannot start the program", error));
             125
         }
     }

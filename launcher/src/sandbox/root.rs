@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::cause;
 use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
@@ -18,6 +17,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::Mountable;
 use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
+use super::namespaces::MOUNTS_REFUSED;
 use crate::plan::{Changes, Link, Plan, Root, Shape, Skeleton};
 
 /// A directory that every system has, on which the workshop is mounted for a moment.
@@ -92,7 +92,7 @@ impl NewRoot {
             umount2(".", MntFlags::MNT_DETACH)?;
             nix::unistd::chdir("/")
         };
-        pivot().map_err(|errno| Failure::new(format!("cannot enter the container's root: {}", errno.desc())))
+        pivot().map_err(|errno| Failure::caused_by("cannot enter the container's root", errno))
     }
 }
 
@@ -107,7 +107,7 @@ fn detached_clone(directory: &OwnedFd) -> Result<Option<OwnedFd>, Failure> {
     match open_tree(directory, "", flags) {
         Ok(mount) => Ok(Some(mount)),
         Err(Errno::NOSYS | Errno::PERM) => Ok(None),
-        Err(errno) => Err(Failure::new(format!("cannot clone the image's mounts: {}", cause(&errno.into())))),
+        Err(errno) => Err(Failure::caused_by("cannot clone the image's mounts", errno)),
     }
 }
 
@@ -118,14 +118,12 @@ fn mount_image(source: Source, directory: Option<OwnedFd>, place: &Path) -> Resu
         (Source::Served(server), _) => return server.mount(place),
         (Source::Mount(mount), _) => {
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-            move_mount(mount, "", rustix::fs::CWD, place, flags).map_err(|errno| {
-                Failure::new(format!("cannot put the image's mount in its place: {}", cause(&errno.into())))
-            })?;
+            move_mount(mount, "", rustix::fs::CWD, place, flags)
+                .map_err(|errno| Failure::caused_by("cannot put the image's mount in its place", errno))?;
         }
         (Source::Directory(_), Some(directory)) => {
-            bind(directory.as_fd(), open_directory(place)?.as_fd()).map_err(|errno| {
-                Failure::new(format!("cannot bind the image's directory: {}", errno.desc()))
-            })?;
+            bind(directory.as_fd(), open_directory(place)?.as_fd())
+                .map_err(|errno| Failure::caused_by("cannot bind the image's directory", errno))?;
         }
         (Source::Directory(_), None) => {}
     }
@@ -145,7 +143,7 @@ fn enter_workshop() -> Result<(), Failure> {
         pivot_root(".", "host")?;
         nix::unistd::chdir("/")
     };
-    enter().map_err(|errno| Failure::new(format!("cannot leave the host's root: {}", errno.desc())))
+    enter().map_err(|errno| Failure::caused_by("cannot leave the host's root", errno).or_hint(MOUNTS_REFUSED))
 }
 
 /// An overlay over the image; what is written stays in memory, or on disk.
@@ -159,9 +157,7 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
             })?
         }
         (Changes::OnDisk { .. }, Some(disk)) => bind(disk.as_fd(), open_directory(changes)?.as_fd())
-            .map_err(|errno| {
-                Failure::new(format!("--writable: cannot bind the changes: {}", errno.desc()))
-            })?,
+            .map_err(|errno| Failure::caused_by("--writable: cannot bind the changes", errno))?,
         (Changes::OnDisk { .. }, None) => {
             return Err(Failure::new("--writable: the directory for the changes is missing"));
         }
@@ -174,8 +170,8 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
     let lower = layer_of_places(plan, image)?;
     let options = format!("{lower},upperdir=/changes/upper,workdir=/changes/work,userxattr");
     overlay(&options, MsFlags::empty()).map_err(|errno| {
-        Failure::new(format!("--writable: cannot mount an overlay: {}", errno.desc()))
-            .hint("overlays in user namespaces need Linux 5.11; run without --writable")
+        Failure::caused_by("--writable: cannot mount an overlay", errno)
+            .or_hint("overlays in user namespaces need Linux 5.11; run without --writable")
     })
 }
 
@@ -244,7 +240,7 @@ fn rebuilt_with_places(plan: &Plan, image: &Path) -> Result<(), Failure> {
 fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Failure> {
     let failed = |name: &OsStr, error: io::Error| {
         let path = skeleton.directory.join(name);
-        Failure::new(format!("{} in the container: {}", path.display(), cause(&error)))
+        Failure::caused_by(format!("{} in the container", path.display()), error)
     };
     for entry in fs::read_dir(proc_path(old)).map_err(|error| failed(OsStr::new(""), error))? {
         let entry = entry.map_err(|error| failed(OsStr::new(""), error))?;
@@ -279,22 +275,23 @@ fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Fai
 
 fn tmpfs(place: &Path, options: &str) -> Result<(), Failure> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount(Some("mizzen"), place, Some("tmpfs"), flags, Some(options))
-        .map_err(|errno| Failure::new(format!("cannot mount a tmpfs ({options}): {}", errno.desc())))
+    mount(Some("mizzen"), place, Some("tmpfs"), flags, Some(options)).map_err(|errno| {
+        Failure::caused_by(format!("cannot mount a tmpfs ({options})"), errno).or_hint(MOUNTS_REFUSED)
+    })
 }
 
 fn read_only(directory: BorrowedFd) -> Result<(), Failure> {
     let flags =
         MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount(None::<&str>, &proc_path(directory), None::<&str>, flags, None::<&str>)
-        .map_err(|errno| Failure::new(format!("cannot make the root read-only: {}", errno.desc())))
+        .map_err(|errno| Failure::caused_by("cannot make the root read-only", errno))
 }
 
 fn make_directory(path: &Path) -> Result<(), Failure> {
-    fs::create_dir(path).map_err(|error| Failure::new(format!("cannot make {}: {error}", path.display())))
+    fs::create_dir(path).map_err(|error| Failure::caused_by(format!("cannot make {}", path.display()), error))
 }
 
 fn open_directory(path: &Path) -> Result<OwnedFd, Failure> {
     open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
-        .map_err(|errno| Failure::new(format!("cannot open {}: {}", path.display(), errno.desc())))
+        .map_err(|errno| Failure::caused_by(format!("cannot open {}", path.display()), errno))
 }

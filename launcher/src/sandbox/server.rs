@@ -2,22 +2,28 @@
 //! process that sees the mount ends, and not before, whatever signals the job gets.
 //!
 //! It starts before anything else, and reads ahead while the container is planned and made. The device over which it
-//! serves is opened later, in the container's user namespace: the kernel lets it be mounted only there.
+//! serves is opened later, in the container's user namespace: the kernel lets it be mounted only there. From the first byte
+//! of the image on it is confined to a few system calls. Its parent watches over it (`watcher.rs`).
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::cause;
+use mizzen_core::failure::quote;
 use mizzen_squashfs::{fuse, squashfs};
 use nix::mount::{MsFlags, mount};
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
+use nix::unistd::Pid;
 
 use super::warm;
+use super::watcher::{self, ToWatcher, Watch, Watched};
 use crate::plan::Identity;
 use crate::sys;
 
@@ -28,6 +34,8 @@ pub struct Server {
     gid: u32,
 }
 
+const UNSTARTED: &str = "cannot start the file server";
+
 /// A server whose files can be mounted.
 pub struct Mountable {
     server: Server,
@@ -35,32 +43,46 @@ pub struct Mountable {
 }
 
 impl Server {
-    /// Starts a server for an image, whose files belong to the user inside. It reads ahead what `command` needs.
+    /// Starts a server for an image, which the user knows as `path` and whose files belong to the user inside. It reads
+    /// ahead what `command` needs.
     pub fn start(
         image: &Arc<squashfs::Image>,
+        path: &Path,
         command: &[OsString],
         identity: &Identity,
+        watch: &Watch,
     ) -> Result<Server, Failure> {
-        let failed = |error| Failure::new(format!("cannot start the file server: {}", cause(&error)));
+        let failed = |error: io::Error| Failure::caused_by(UNSTARTED, error);
         let (wait, process) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| failed(errno.into()))?;
+        let (to_watcher, from_server) = watcher::connection().map_err(failed)?;
+        let to_watcher = Arc::new(to_watcher);
         let (uid, gid) = (identity.inside_uid, identity.inside_gid);
-        let keep = [wait.as_fd(), image.file()];
-        sys::spawn_detached(&keep, || {
-            become_server();
-            let (warming, command) = (Arc::clone(image), command.to_vec());
-            std::thread::spawn(move || warm::read(&warming, &warm::first_files(&command, &warming)));
-            // Now: afterwards somebody waits for the first answer.
-            let threads = threads();
-            // The device says that the mount is there; the end of the socket, that there will be none.
-            let message = sys::receive_descriptors(&wait, &mut [0], MsgFlags::empty());
-            if let Some(device) = message.ok().and_then(|(_, mut fds)| fds.pop()) {
-                // Damage in the image has nobody to be told to here; who reads it gets EIO.
-                let owner = fuse::Owner::Fixed { uid, gid };
-                let _ = fuse::serve(device, Arc::clone(image), owner, threads, &|_| {});
-            }
-        })
+        let owner = fuse::Owner::Fixed { uid, gid };
+        let name = quote(path.as_os_str().as_bytes());
+        let mut keep_watching = watch.descriptors();
+        keep_watching.extend([from_server.as_fd(), image.file()]);
+        sys::spawn_watched(
+            &[wait.as_fd(), image.file(), to_watcher.as_fd()],
+            || match serve(&wait, image, command, owner, &to_watcher) {
+                Ok(()) => {
+                    to_watcher.ended();
+                    0
+                }
+                Err(error) => {
+                    to_watcher.failed(&error.to_string());
+                    1
+                }
+            },
+            &keep_watching,
+            |pid| Watched { name: &name, image, server: &from_server }.watch(pid, watch),
+            // In the server's place, for whoever wants to talk to it.
+            |error| {
+                let _ =
+                    nix::unistd::write(&wait, &error.raw_os_error().unwrap_or(libc::EAGAIN).to_ne_bytes());
+            },
+        )
         .map_err(failed)?;
         Ok(Server { process, uid, gid })
     }
@@ -68,8 +90,8 @@ impl Server {
     /// Opens the device; called inside the user namespace, where the host's /dev can still be seen.
     pub fn open_device(self) -> Result<Mountable, Failure> {
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
-            Failure::new(format!("cannot open /dev/fuse: {}", cause(&error)))
-                .hint("load the kernel module fuse, and give /dev/fuse mode 0666")
+            Failure::caused_by("cannot open /dev/fuse", error)
+                .or_hint("load the kernel module fuse, and give /dev/fuse mode 0666")
         })?;
         Ok(Mountable { server: self, device })
     }
@@ -85,17 +107,62 @@ impl Mountable {
         );
         let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         mount(Some("mizzen"), place, Some("fuse"), flags, Some(options.as_str())).map_err(|errno| {
-            Failure::new(format!("cannot mount the image through FUSE: {}", errno.desc()))
-                .hint("`mizzen doctor` tells whether FUSE works in user namespaces here")
+            Failure::caused_by("cannot mount the image through FUSE", errno)
+                .or_hint("`mizzen doctor` tells whether FUSE works in user namespaces here")
         })?;
-        sys::pass_descriptors(&process, &[1], &[device_fd])
-            .map_err(|errno| Failure::new(format!("the file server has ended: {}", errno.desc())))
+        sys::pass_descriptors(&process, &[1], &[device_fd]).map_err(|errno| {
+            let mut number = [0; 4];
+            match nix::unistd::read(&process, &mut number) {
+                Ok(4) => {
+                    Failure::caused_by(UNSTARTED, io::Error::from_raw_os_error(i32::from_ne_bytes(number)))
+                }
+                _ => Failure::caused_by("the file server has ended", errno),
+            }
+        })
     }
 }
 
-/// As many as can work at once, within reason.
+/// The thread that reads ahead. If it fails, nobody needs to know.
+const READ_AHEAD: &str = "read-ahead";
+
+/// What the process does: it reads ahead, waits for its device, and serves until the mount is gone.
+fn serve(
+    wait: &OwnedFd,
+    image: &Arc<squashfs::Image>,
+    command: &[OsString],
+    owner: fuse::Owner,
+    watcher: &Arc<ToWatcher>,
+) -> io::Result<()> {
+    become_server();
+    end_on_panic(Arc::clone(watcher));
+    let workers = fuse::Workers::new(threads());
+    // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
+    let _ = fuse::filter::install();
+    let (warming, command) = (Arc::clone(image), command.to_vec());
+    // Where there can be no more threads, nothing is read ahead.
+    let _ = std::thread::Builder::new()
+        .name(READ_AHEAD.to_owned())
+        .spawn(move || warm::read(&warming, &warm::first_files(&command, &warming)));
+    // The device says that the mount is there; the end of the socket, that there will be none.
+    let message = sys::receive_descriptors(wait, &mut [0], MsgFlags::empty());
+    let Some(device) = message.ok().and_then(|(_, mut fds)| fds.pop()) else { return Ok(()) };
+    let told = Mutex::new(false);
+    let report = |damage: &fuse::Damage| {
+        // One at a time: nobody goes on with an error before the user has been told.
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*told {
+            let file = damage.node.map_or_else(|| Some(b"/".to_vec()), |node| image.path_of(node));
+            *told = watcher.damage(file.as_deref(), damage.error);
+        }
+    };
+    fuse::serve(device, Arc::clone(image), owner, workers, &report)
+}
+
+/// As many as can work at once, within reason. (The standard library's answer takes a tenth of a millisecond, for which the
+/// read-ahead would wait: it reads the cgroup's files too.)
 fn threads() -> usize {
-    std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8)
+    let cpus = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    (0..CpuSet::count()).filter(|cpu| cpus.is_set(*cpu) == Ok(true)).count().clamp(2, 8)
 }
 
 /// Leaves everything behind that belongs to the job's program rather than to a server for all its tasks.
@@ -106,7 +173,21 @@ fn become_server() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);
     }
+    // The job's programs may be short of memory; what they read must not fail for that.
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_AS) {
+        let _ = setrlimit(Resource::RLIMIT_AS, hard, hard);
+    }
     let _ = nix::sys::prctl::set_name(c"mizzen-fuse");
     let _ = nix::sys::prctl::set_no_new_privs();
     let _ = sys::drop_capabilities();
+}
+
+/// A thread that panics has taken a request that it will never answer: the whole server ends, and says why.
+fn end_on_panic(watcher: Arc<ToWatcher>) {
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::thread::current().name() != Some(READ_AHEAD) {
+            watcher.failed(&panic.to_string().replace('\n', " "));
+            sys::exit_now(1);
+        }
+    }));
 }

@@ -3,8 +3,6 @@
 //! them. Only a guess: what it misses is read when it is asked for.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +13,6 @@ use nix::unistd::Pid;
 use super::exec::candidates;
 use crate::image::{self, Entry, Resolved, Tree, resolve};
 use crate::plan::DEFAULT_PATH;
-use crate::sys;
 
 /// No more of a file than this: large programs use only parts of themselves at once.
 const LIMIT: usize = 4 << 20;
@@ -55,19 +52,6 @@ pub fn read(image: &Image, files: &[PathBuf]) {
             image.read(&inode, 0, length).map(drop)
         });
     }
-}
-
-/// Has a process of its own bring them into the kernel's memory, through the kernel's mount of the image: there every
-/// piece of a file comes from a loop device, and is waited for.
-pub fn read_from_mount(image: &Image, command: &[OsString], mount: &Path) {
-    // Only a guess, and only faster: without it the program reads them itself.
-    let _ = sys::spawn_detached(&[image.file()], || {
-        use_all_cpus();
-        for file in first_files(command, image) {
-            let path = mount.join(file.strip_prefix("/").unwrap_or(&file));
-            let _ = File::open(path).and_then(|file| io::copy(&mut file.take(LIMIT as u64), &mut io::sink()));
-        }
-    });
 }
 
 /// Task 0 may be pinned to one CPU; what works for all may use all that the step has, to which the kernel limits this.

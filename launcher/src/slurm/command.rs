@@ -97,7 +97,7 @@ fn run(
         failure: Failure::new(format!("no such command on {}", node_name()))
             .hint("it is looked for in PATH as it is on the host"),
     })?;
-    let failed = |what: &str, error: io::Error| Failure::new(format!("cannot {what}: {}", cause(&error)));
+    let failed = |what: &str, error: io::Error| Failure::caused_by(format!("cannot {what}"), error);
     let ended = child_signals().map_err(|errno| failed("watch processes", errno.into()))?;
     // The streams go with the closure: a copy that stayed here would keep the other end of a pipe waiting.
     let pid = sys::spawn_child(move || become_command(&program, order, streams))
@@ -142,7 +142,7 @@ fn become_command(program: &Path, order: Order, [stdin, stdout, stderr]: [OwnedF
         .exec();
     // The standard streams are the shim's by now.
     let shown = quote(program.as_os_str().as_bytes());
-    report(&Failure::new(format!("{shown}: cannot be started on {}: {}", node_name(), cause(&error))));
+    report(&Failure::caused_by(format!("{shown}: cannot be started on {}", node_name()), error));
     126
 }
 

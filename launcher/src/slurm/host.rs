@@ -9,7 +9,6 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
 use mizzen_core::Failure;
-use mizzen_core::failure::cause;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
@@ -26,7 +25,7 @@ use crate::sys;
 /// the host's environment, and with a single thread.
 pub fn start() -> Result<String, Failure> {
     let failed = |what: &str, error: io::Error| {
-        Failure::new(format!("no Slurm commands in the container: cannot {what}: {}", cause(&error)))
+        Failure::caused_by(format!("no Slurm commands in the container: cannot {what}"), error)
     };
     // A caller that ignores it would have our child vanish without a word.
     sys::reset_signal(Signal::SIGCHLD).map_err(|error| failed("reset SIGCHLD", error))?;
@@ -100,7 +99,7 @@ fn look_after(mut stream: UnixStream, listener: &UnixListener, owner: BorrowedFd
         0
     });
     if let Err(error) = child {
-        let failure = Failure::new(format!("cannot start a process on the host: {}", cause(&error)));
+        let failure = Failure::caused_by("cannot start a process on the host", error);
         let _ = stream.write_all(&Answer::Refused(failure.into()).encode());
     }
 }

@@ -54,8 +54,7 @@ pub fn run(command: &str, arguments: impl Iterator<Item = OsString>) -> ExitCode
 }
 
 fn attempt(command: &str, arguments: Vec<OsString>) -> Result<Answer, Refusal> {
-    let failed =
-        |what: &str, error: std::io::Error| Failure::new(format!("cannot {what}: {}", cause(&error)));
+    let failed = |what: &str, error: std::io::Error| Failure::caused_by(format!("cannot {what}"), error);
     let stream = connect()?;
     // From here on a signal is the command's, also one that comes before the command runs.
     let signals = catch_signals().map_err(|error| failed("catch signals", error))?;

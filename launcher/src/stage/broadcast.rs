@@ -20,7 +20,6 @@ use std::time::{Duration, SystemTime};
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::{cause, quote};
-use mizzen_core::kernel_mount::Reader;
 use mizzen_core::options::{MountOption, MountSource};
 use mizzen_core::request::{self, Container};
 use mizzen_core::staging::{Policy, decode_refusal, encode_failure};
@@ -33,13 +32,14 @@ use nix::unistd::geteuid;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat, unlinkat};
 use serde::{Deserialize, Serialize};
 
-use super::cache::{Cache, describe};
+use super::cache::{self, Cache, describe};
 use super::copy::verify;
 use super::lock::Lock;
 use super::obtain::{publish, staged};
 use super::source::{Identity, Original};
 use super::{
-    Audience, Staging, Terminal, Trouble, changing, is_still_there, node, note, progress, repeatedly, wanted,
+    Audience, Staging, Terminal, Trouble, Wanted, changing, is_still_there, node, note, open_as_user,
+    progress, repeatedly, wanted,
 };
 use crate::image::{Kind, Opened, shown};
 use crate::progress::Progress;
@@ -80,7 +80,8 @@ pub fn run(mut words: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(deliveries) => (serde_json::to_string(&deliveries).unwrap_or_default(), 0),
         Err(failure) => (encode_failure(&failure), 1),
     };
-    match std::io::stdout().write_all(text.as_bytes()) {
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => ExitCode::from(code),
         Err(_) => ExitCode::FAILURE,
     }
@@ -98,21 +99,18 @@ fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
     let text = std::env::var_os(request::VARIABLE).unwrap_or_default();
     let Request::Container(container) = Request::decode(&text.into_vec())? else { return Ok(Vec::new()) };
     let config = Config::load(config)?;
+    let _mask = sys::FileMask::set(cache::MASK);
     let staging = Staging::new(Policy::Broadcast, &config)?;
     let nodes = step.nodes();
     // One node reads once, whichever way.
     if nodes.as_deref().is_some_and(|nodes| !nodes.contains([',', '['])) {
         return Ok(Vec::new());
     }
-    if config.mount.squashfs == Reader::Kernel {
-        note("nothing is sent to the nodes: the kernel mounts only what root has copied there", None);
-        return Ok(Vec::new());
-    }
     let site = config.settings()?.mounts;
     // Nothing is sent before everything is known to be what it should be.
     let mut all = Vec::new();
     for (path, pin) in files(container, site) {
-        match repeatedly(&path, |opened| copied_here(opened, pin, &staging)) {
+        match repeatedly(|| open_as_user(&path), |opened| copied_here(opened, pin, &staging)) {
             Err(Trouble::Cache(why)) => all.push((path, Err(why))),
             Err(Trouble::Source(failure)) => return Err(failure),
             Err(Trouble::Refused(failure)) => return Err(failure.about(shown(&path))),
@@ -160,9 +158,12 @@ fn copied_here(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result
     if opened.kind == Kind::Directory {
         return Ok(None);
     }
-    let cache = wanted(&opened.file, staging).map_err(|failure| Trouble::Cache(failure.message))?;
-    let cache = cache.ok_or_else(|| Trouble::Cache("no copies are made here".to_owned()))?;
-    let source = Original::of_user(&opened, staging.verifies(pin))?;
+    let (cache, source) = match wanted(&opened, staging.verifies(pin), staging) {
+        Ok(Wanted::Copy(cache, source)) => (cache, source),
+        Ok(_) => return Err(Trouble::Cache("no copies are made here".to_owned())),
+        Err(Trouble::Refused(failure)) => return Err(Trouble::Cache(failure.message)),
+        Err(trouble) => return Err(trouble),
+    };
     let (file, digest, _) = staged(&cache, &source, staging, &mut Terminal::new(&opened.path))?;
     if !is_still_there(&opened) {
         return Err(Trouble::Source(changing(&opened.path)));

@@ -1,18 +1,16 @@
 //! The copies of images on this node: a user's own, or those that root keeps for all. Runs as the user on the host, or as
-//! root, in the storekeeper (`store.rs`) and in root's own commands.
+//! root in root's own commands.
 //!
-//!     mizzen-UID/                  0700, or 0755 and root's
+//!     mizzen-UID/                  0700 (mizzen-UID.1 … where another user has taken the name), or 0755 and root's
 //!       sha256-HEX                 an image, named by its content; appears only when it is complete and on disk
 //!       source-KEY.json            which content a source has; KEY is computed from the source's identity
 //!       source-KEY.lock            who copies that source now
 //!       room.lock                  who makes room now
 //!       temporary-…, broken-…      nobody's; removed when room is made
-//!       mount                      root's: where the kernel's mount of an image goes, in a step's own mount namespace
 //!
-//! Whoever uses a copy has a lock on it through the descriptor that it is read by, which the file server or the loop
-//! device keeps as long as the container lives. Whoever removes one sees it. In a user's own folder that is a flock. In the
-//! shared one it is a lock on a range of the file (`F_OFD_SETLK`): who can only read a file cannot lock others out by it,
-//! as he could with an exclusive flock.
+//! Whoever uses a copy of his own has a lock on it through the descriptor that it is read by, which the file server keeps
+//! as long as the container lives. Whoever removes one sees it. Of root's copies, which anybody can open and lock, no lock
+//! tells anything: one is in use as long as it is open, and root, whose file it is, can ask the kernel for that.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -23,7 +21,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mizzen_core::failure::quote;
 use mizzen_core::{Digest, Failure, config};
-use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::geteuid;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW,
@@ -32,6 +29,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::own_directory;
 use super::source::{Identity, Manifest};
 use crate::image::shown;
 use crate::sys;
@@ -48,8 +46,14 @@ pub const SOURCE: &str = "source-";
 /// Every copy has this time of modification, in seconds: a file that somebody has written to has another. (The time
 /// of access is ours too, and tells when it was last used.)
 const UNTOUCHED: i64 = 1;
-/// The mode of a copy.
+/// The mode of a copy of the user's own, and of every copy until it is complete.
 const MODE: u32 = 0o400;
+/// The mode of one for all users.
+const SHARED_MODE: u32 = 0o444;
+/// The mode of the directory of those.
+const SHARED_DIRECTORY_MODE: u32 = 0o755;
+/// Whoever makes files here does so under this mask: under the user's own they might not even be the owner's to open.
+pub const MASK: u32 = 0o022;
 /// A longer manifest is none of ours.
 const MANIFEST_LIMIT: u64 = 64 << 10;
 
@@ -78,63 +82,67 @@ impl Drop for Unfinished {
 impl Cache {
     /// Opens the user's directory, and makes it.
     pub fn open(directory: &Path) -> Result<Cache, Failure> {
-        Cache::open_directory(directory.join(format!("mizzen-{}", geteuid())), 0o700, false)
+        let (dir, path) = own_directory::open(directory)?;
+        Ok(Cache { dir, path, shared: false })
     }
 
-    /// Opens root's directory for all users, and makes it; as root.
+    /// Opens root's directory for all users, and makes it; as root, under [`MASK`]. It must be nobody else's: others could
+    /// change what is in it.
     pub fn open_shared(directory: &Path) -> Result<Cache, Failure> {
+        let failed = |what: String| Failure::new(format!("{}: {what}", shown(directory)));
         config::check_only_roots(directory.parent().unwrap_or(directory))?;
-        let cache = Cache::open_directory(directory.to_owned(), 0o755, true)?;
-        config::check_only_roots(directory)?;
-        Ok(cache)
-    }
-
-    /// Root's directory, if it is there, for others to look at.
-    pub fn look_at_shared(directory: &Path) -> Option<Cache> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = openat(CWD, directory, flags, Mode::empty()).ok()?;
-        Some(Cache { dir, path: directory.to_owned(), shared: true })
-    }
-
-    /// It must be nobody else's: others could change what is in it.
-    fn open_directory(path: PathBuf, mode: u32, shared: bool) -> Result<Cache, Failure> {
-        let failed = |what: String| Failure::new(format!("{}: {what}", shown(&path)));
-        match mkdirat(CWD, &path, Mode::from_raw_mode(mode)) {
+        match mkdirat(CWD, directory, Mode::from_raw_mode(SHARED_DIRECTORY_MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed(format!("cannot make the directory: {}", describe(errno)))),
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let dir = openat(CWD, &path, flags, Mode::empty()).map_err(|errno| {
-            failed(match errno {
-                Errno::LOOP | Errno::NOTDIR => "is not a directory".to_owned(),
-                errno => format!("cannot open it: {}", describe(errno)),
-            })
-        })?;
-        let stat = fstat(&dir).map_err(|errno| failed(describe(errno)))?;
-        if stat.st_uid != geteuid().as_raw() {
-            return Err(failed(format!("belongs to uid {}, not to you", stat.st_uid)));
+        let dir = open_directory(directory).map_err(|errno| unopened(directory, errno))?;
+        let mode = fstat(&dir).map_err(|errno| failed(describe(errno)))?.st_mode & 0o7777;
+        if mode != SHARED_DIRECTORY_MODE {
+            return Err(failed(format!("has mode {mode:04o}, not {SHARED_DIRECTORY_MODE:04o}"))
+                .hint(format!("chmod {SHARED_DIRECTORY_MODE:o} {}", shown(directory))));
         }
-        let found = stat.st_mode & 0o7777;
-        if found != mode {
-            return Err(failed(format!("has mode {found:04o}, not {mode:04o}"))
-                .hint(format!("chmod {mode:o} {}", shown(&path))));
+        config::check_only_roots(directory)?;
+        Ok(Cache { dir, path: directory.to_owned(), shared: true })
+    }
+
+    /// Root's directory, if it is there, for others to look at. What others than root can change is not looked at.
+    pub fn look_at_shared(directory: &Path) -> Result<Option<Cache>, Failure> {
+        let dir = match open_directory(directory) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened.map_err(|errno| unopened(directory, errno))?,
+        };
+        config::check_only_roots(directory)?;
+        let stat = fstat(&dir).map_err(|errno| unopened(directory, errno))?;
+        // Strictly: in a sticky directory others could make what is not there.
+        if stat.st_uid != 0 || stat.st_mode & 0o022 != 0 {
+            let mode = stat.st_mode & 0o7777;
+            let what = format!("is not root's alone (uid {}, mode {mode:04o})", stat.st_uid);
+            return Err(Failure::new(format!("{} {what}", shown(directory))));
         }
-        Ok(Cache { dir, path, shared })
+        Ok(Some(Cache { dir, path: directory.to_owned(), shared: true }))
     }
 
     /// The copy of a source, if there is one that can be used.
     pub fn find(&self, identity: &Identity) -> Option<(File, Digest)> {
-        let name = manifest_name(identity);
-        let manifest = self.manifest(&name).filter(|manifest| manifest.identity == *identity)?;
-        let digest = Digest::parse(&manifest.digest)?;
+        let digest = self.digest_of(identity)?;
         let copy = self.copy(digest, identity.size)?;
         Some((copy, digest))
+    }
+
+    /// The content of a source, if it was copied.
+    pub fn digest_of(&self, identity: &Identity) -> Option<Digest> {
+        let manifest = self.manifest(&manifest_name(identity))?;
+        Digest::parse(&manifest.digest).filter(|_| manifest.identity == *identity)
     }
 
     /// Reads a manifest. A damaged one is as good as none: it is written again with the next copy.
     pub fn manifest(&self, name: &str) -> Option<Manifest> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(&self.dir, name, flags, Mode::empty()).ok()?);
+        let stat = fstat(&file).ok()?;
+        if self.shared && (stat.st_uid != 0 || stat.st_mode & 0o022 != 0) {
+            return None;
+        }
         let mut text = Vec::new();
         file.take(MANIFEST_LIMIT).read_to_end(&mut text).ok()?;
         serde_json::from_slice(&text).ok()
@@ -151,7 +159,12 @@ impl Cache {
         self.path.join(copy_name(digest))
     }
 
-    /// Opens a copy and takes a shared lock on it. One that is not as it was made is set aside.
+    /// Opens a copy, whatever is wrong with it.
+    pub fn open_copy(&self, digest: Digest) -> Result<File, Errno> {
+        self.open_file(&copy_name(digest))
+    }
+
+    /// Opens a copy, and takes a shared lock on the user's own. One that is not as it was made is set aside.
     pub fn copy(&self, digest: Digest, size: u64) -> Option<File> {
         let name = copy_name(digest);
         let file = match self.open_file(&name) {
@@ -163,12 +176,12 @@ impl Cache {
             }
             Err(_) => return None,
         };
-        let good = fstat(&file).is_ok_and(|stat| why_broken(&stat, Some(size)).is_none());
+        let good = fstat(&file).is_ok_and(|stat| self.why_broken(&stat, Some(size)).is_none());
         if !good {
             self.set_aside(&name);
             return None;
         }
-        if !self.lock_for_use(&file) {
+        if !self.shared && !lock_shared(&file) {
             return None;
         }
         // Marks it as used just now. A failure only makes it go earlier.
@@ -176,13 +189,6 @@ impl Cache {
         let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let _ = futimens(&file, &Timestamps { last_access: now, last_modification: same });
         Some(file)
-    }
-
-    fn lock_for_use(&self, file: &File) -> bool {
-        if self.shared {
-            return fcntl(file, FcntlArg::F_OFD_SETLK(&range_lock(libc::F_RDLCK))).is_ok();
-        }
-        lock_shared(file)
     }
 
     /// Opens a file here, never a link, and without waiting for whoever looks whether it is in use.
@@ -215,7 +221,7 @@ impl Cache {
 
     fn create(&self) -> Result<Unfinished, Errno> {
         let mode = Mode::from_raw_mode(MODE);
-        // A nameless file gets its name through /proc, which the storekeeper does not see.
+        // What is to come of root's copies has a name, and so a size that other commands of root's see.
         let nameless = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         match (!self.shared).then(|| openat(&self.dir, ".", nameless, mode)) {
             Some(Ok(file)) => return Ok(Unfinished { file: file.into(), name: None }),
@@ -261,7 +267,7 @@ impl Cache {
 
     /// Gives a complete file its name, when all of it is on disk. A good copy that is there already stays.
     pub fn publish(&self, mut copy: Unfinished, digest: Digest, size: u64) -> Result<File, Errno> {
-        fchmod(&copy.file, Mode::from_raw_mode(MODE))?;
+        fchmod(&copy.file, Mode::from_raw_mode(self.mode()))?;
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let untouched = Timespec { tv_sec: UNTOUCHED, tv_nsec: 0 };
         futimens(&copy.file, &Timestamps { last_access: now, last_modification: untouched })?;
@@ -300,7 +306,8 @@ impl Cache {
         let name = manifest_name(&manifest.identity);
         let temporary = format!("{TEMPORARY}{}-{name}", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = File::from(openat(&self.dir, &*temporary, flags, Mode::from_raw_mode(0o600))?);
+        let mode = Mode::from_raw_mode(if self.shared { 0o644 } else { 0o600 });
+        let mut file = File::from(openat(&self.dir, &*temporary, flags, mode)?);
         let _ = flock(&file, FlockOperation::NonBlockingLockShared);
         let written = file.write_all(&serde_json::to_vec(manifest)?).and_then(|()| file.sync_all());
         let done = written.and_then(|()| Ok(renameat(&self.dir, &*temporary, &self.dir, &*name)?));
@@ -325,6 +332,49 @@ impl Cache {
     pub fn remove(&self, name: &str) -> Result<(), Errno> {
         unlinkat(&self.dir, name, AtFlags::empty())
     }
+
+    /// The mode of a copy here.
+    fn mode(&self) -> u32 {
+        if self.shared { SHARED_MODE } else { MODE }
+    }
+
+    /// Why a file cannot be a copy that was made here; its size is compared if it is known.
+    pub fn why_broken(&self, stat: &Stat, size: Option<u64>) -> Option<&'static str> {
+        let owner = if self.shared { 0 } else { geteuid().as_raw() };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            Some("not a file")
+        } else if stat.st_uid != owner {
+            Some("of another owner")
+        } else if stat.st_mode & 0o7777 != self.mode() {
+            Some("of another mode")
+        } else if size.is_some_and(|size| u64::try_from(stat.st_size) != Ok(size)) {
+            Some("of another size")
+        } else if (stat.st_mtime, stat.st_mtime_nsec) != (UNTOUCHED, 0) {
+            Some("written to since it was made")
+        } else {
+            None
+        }
+    }
+
+    /// Whether somebody uses the file, or writes it. If not, the caller has an exclusive flock until it is closed: of locks
+    /// and of users' own copies. Whoever has one of root's copies open uses it, locked or not.
+    pub fn in_use(&self, file: impl AsFd) -> bool {
+        flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+            || self.shared && sys::is_open_elsewhere(file)
+    }
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty())
+}
+
+fn unopened(directory: &Path, errno: Errno) -> Failure {
+    let what = match errno {
+        Errno::LOOP | Errno::NOTDIR => "is not a directory".to_owned(),
+        errno => format!("cannot open it: {}", describe(errno)),
+    };
+    Failure::new(format!("{}: {what}", shown(directory)))
 }
 
 /// The manifest of a source.
@@ -335,44 +385,6 @@ pub fn manifest_name(identity: &Identity) -> String {
 /// The file of a content.
 pub fn copy_name(digest: Digest) -> String {
     format!("{COPY}{}", digest.hex())
-}
-
-/// Why a file cannot be a copy that we have made; its size is compared if it is known.
-pub fn why_broken(stat: &Stat, size: Option<u64>) -> Option<&'static str> {
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        Some("not a file")
-    } else if stat.st_uid != geteuid().as_raw() {
-        Some("of another owner")
-    } else if stat.st_mode & 0o7777 != MODE {
-        Some("of another mode")
-    } else if size.is_some_and(|size| u64::try_from(stat.st_size) != Ok(size)) {
-        Some("of another size")
-    } else if (stat.st_mtime, stat.st_mtime_nsec) != (UNTOUCHED, 0) {
-        Some("written to since it was made")
-    } else {
-        None
-    }
-}
-
-/// A lock on the first byte of a file, held through its descriptor.
-fn range_lock(kind: i32) -> libc::flock {
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 1,
-        l_pid: 0,
-    }
-}
-
-/// Whether somebody uses the file, or writes it. If not, the caller has an exclusive flock until it is closed.
-pub fn in_use(file: impl AsFd, shared: bool) -> bool {
-    let mut other = range_lock(libc::F_WRLCK);
-    let looked = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut other));
-    looked.is_ok() && i32::from(other.l_type) != libc::F_UNLCK
-        || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
-        // In the shared cache a user could give up the lock and keep the file.
-        || shared && sys::is_open_elsewhere(file)
 }
 
 /// Who removes or looks at a copy has it locked for a moment only.

@@ -2,10 +2,12 @@
 //! copies that all users share.
 
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use mizzen_core::failure::quote;
+use mizzen_core::request::find_image_by;
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -13,13 +15,12 @@ use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_OMIT, flock, fstat,
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use super::cache::{Cache, SOURCE, describe, in_use, why_broken};
+use super::cache::{self, Cache, SOURCE, describe};
 use super::copy::verify;
 use super::room::{self, Copy, megabytes};
-use super::shared::Keeper;
 use super::source::Manifest;
-use super::{Place, Staging, progress};
-use crate::pipeline::{check_content, named_image};
+use super::{Place, Staging, progress, site};
+use crate::pipeline::{check_content, check_header, named_image};
 use crate::progress::Progress;
 use crate::sys;
 
@@ -27,28 +28,42 @@ use crate::sys;
 pub struct Stager {
     config: Config,
     staging: Staging,
+    _mask: sys::FileMask,
 }
 
 impl Stager {
     /// With the site's settings.
     pub fn new(config: Config) -> Result<Stager, Failure> {
-        let mut staging = Staging::of_copies(&config)?;
-        if is_roots(&config) {
-            staging.set_keeper(Keeper::of_root(&config)?);
+        let _mask = sys::FileMask::set(cache::MASK);
+        let staging = Staging::of_copies(&config, is_roots(&config))?;
+        if staging.fills_site {
+            // Also where nothing is to be copied: nobody else removes what a crash has left.
+            room::sweep(&Cache::open_shared(&config.stage_shared)?);
         }
-        Ok(Stager { config, staging })
+        Ok(Stager { config, staging, _mask })
     }
 
     /// Copies one, and says what has come of it.
     pub fn stage(&self, name: &Path) -> Result<String, Failure> {
-        let (path, pin) = named_image(name, &self.config)?;
+        let (path, pin) = if self.staging.fills_site {
+            let directory = std::env::current_dir().unwrap_or_else(|_| "/".into());
+            find_image_by(name.as_os_str().as_bytes(), &directory, &self.config, site::look)?
+        } else {
+            named_image(name, &self.config)?
+        };
         let ready = super::image(&path, pin, &self.staging)?;
-        check_content(&ready.opened)?;
+        // As root nothing of an image is inflated.
+        if self.staging.fills_site {
+            check_header(&ready.opened)?
+        } else {
+            check_content(&ready.opened)?
+        }
         let image = quote(path.as_os_str().as_encoded_bytes());
         let digest = ready.digest.map_or_else(String::new, |digest| digest.to_string());
         Ok(match ready.place {
             Place::Source => format!("{image}: a directory, used where it is\n"),
             Place::Cache => format!("{image}: {digest} was there\n"),
+            Place::Site => format!("{image}: {digest} is among the site's copies\n"),
             Place::Copied => format!("{image}: {digest} copied, {}\n", megabytes(ready.opened.size)),
         })
     }
@@ -74,18 +89,21 @@ pub struct Commands {
     shared: Option<Cache>,
     /// What a limit on the size of files would do to a process that writes.
     _unharmed: sys::Ignored,
+    _mask: sys::FileMask,
 }
 
 impl Commands {
     /// Opens it.
     pub fn new(config: &Config) -> Result<Commands, Failure> {
+        let _mask = sys::FileMask::set(cache::MASK);
         let staging = Staging::new(config.stage, config)?;
         let (cache, shared) = if is_roots(config) {
             (Cache::open_shared(&config.stage_shared)?, None)
         } else {
-            (Cache::open(&config.stage_directory)?, Cache::look_at_shared(&config.stage_shared))
+            let site = Cache::look_at_shared(&config.stage_shared).ok().flatten();
+            (Cache::open(&config.stage_directory)?, site)
         };
-        Ok(Commands { cache, staging, shared, _unharmed: sys::Ignored::new(Signal::SIGXFSZ) })
+        Ok(Commands { cache, staging, shared, _unharmed: sys::Ignored::new(Signal::SIGXFSZ), _mask })
     }
 
     /// Shows all copies, the last used first.
@@ -117,11 +135,16 @@ impl Commands {
 
     /// What is wrong with a copy. None if it is gone.
     fn check(&self, copy: &Copy) -> Option<Result<(), String>> {
-        let file = self.cache.open_file(&copy.name).ok()?;
+        let file = match self.cache.open_file(&copy.name) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return None,
+            // A link, or nothing that we would have put there.
+            Err(errno) => return Some(Err(format!("broken: {}; set aside", describe(errno)))),
+        };
         // Nobody removes it while it is read.
         let _ = flock(&file, FlockOperation::NonBlockingLockShared);
         let stat = fstat(&file).ok()?;
-        if let Some(why) = why_broken(&stat, None) {
+        if let Some(why) = self.cache.why_broken(&stat, None) {
             return Some(Err(format!("broken: {why}; set aside")));
         }
         let mut progress: Progress = progress(&self.cache.path.join(&copy.name), "verifying", copy.size);
@@ -200,7 +223,7 @@ impl Commands {
     }
 
     fn is_in_use(&self, copy: &Copy) -> bool {
-        self.cache.open_file(&copy.name).is_ok_and(|file| in_use(file, self.cache.shared))
+        self.cache.open_file(&copy.name).is_ok_and(|file| self.cache.in_use(file))
     }
 
     /// Removes manifests and locks of sources whose copies are gone.
@@ -224,13 +247,12 @@ fn list(cache: &Cache) -> Result<Outcome, Failure> {
     copies.sort_by_key(|copy| std::cmp::Reverse(copy.used));
     let (mut text, mut listed) = (String::new(), Vec::new());
     for copy in &copies {
-        // Others than root cannot tell of the copies that are shared.
-        let in_use = cache.open_file(&copy.name).ok().map(|file| in_use(file, cache.shared));
+        // Of root's copies others cannot tell.
+        let can_tell = !cache.shared || geteuid().is_root();
+        let file = can_tell.then(|| cache.open_file(&copy.name).ok()).flatten();
+        let in_use = file.map(|file| cache.in_use(file));
         let sources: Vec<&Manifest> = of_copy(&manifests, copy.digest).collect();
-        let named = |manifest: &&Manifest| {
-            let user = manifest.user.map_or_else(String::new, |user| format!(" (for uid {user})"));
-            quote(manifest.source.as_bytes()) + &user
-        };
+        let named = |manifest: &&Manifest| quote(manifest.source.as_bytes());
         let mut paths: Vec<String> = sources.iter().map(named).collect();
         // A file that was touched is a source of its own.
         paths.sort();
@@ -245,7 +267,7 @@ fn list(cache: &Cache) -> Result<Outcome, Failure> {
             "last_used": copy.used.0,
             "in_use": in_use,
             "sources": sources.iter().map(|manifest| json!({
-                "path": manifest.source, "staged": manifest.staged, "user": manifest.user,
+                "path": manifest.source, "staged": manifest.staged,
             })).collect::<Vec<_>>(),
         }));
     }

@@ -1,7 +1,8 @@
 //! Staging: an image on a network file system is copied to the node once, and used from there. Runs as the user on the
-//! host; where the copies are root's, `shared.rs` asks the keeper, whose storekeeper runs `staged` as well.
+//! host; root's commands, as root, on the copies for all users.
 //!
-//!     source, opened -> known, and its copy is good? ----------------------> the copy
+//!     source, opened -> root has copied it for all users? -----------------> the site's copy
+//!                    -> known, and its copy is good? ----------------------> the copy
 //!                    -> else, one process at a time: what srun has sent, if it has; room, copy, publish --> the copy
 //!                    -> no room, no lock, no cache: a note --------------> the source
 //!
@@ -14,17 +15,16 @@ pub mod commands;
 mod copy;
 mod lock;
 mod obtain;
+mod own_directory;
 mod place;
 mod room;
-pub mod shared;
+mod site;
 mod source;
-pub mod store;
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use mizzen_core::failure::cause;
@@ -33,6 +33,7 @@ use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 
 use crate::image::{self, Kind, Opened, shown};
+use crate::pipeline::check_content;
 use crate::sys;
 use audience::{Audience, Terminal, node, note, progress};
 use broadcast::Delivery;
@@ -40,7 +41,6 @@ use cache::Cache;
 use copy::{CopyError, copy};
 use obtain::staged;
 pub use room::Limits;
-use shared::Keeper;
 use source::{Identity, Original};
 
 /// What the site and the user say about staging.
@@ -54,10 +54,10 @@ pub struct Staging {
     network: Vec<String>,
     /// What srun has sent to this node.
     deliveries: Vec<Delivery>,
-    /// Who makes copies that all users share, if that is how it is done here.
-    keeper: Option<Arc<Keeper>>,
-    /// Whether the keeper is asked for a mount too, as the site wants it.
-    mounts: bool,
+    /// Where root has copies for all users; empty where there are none.
+    site: PathBuf,
+    /// Whether it is root who makes them.
+    fills_site: bool,
     /// Whether it is a failure that there is no copy; else the source is used.
     copies_or_nothing: bool,
 }
@@ -74,30 +74,16 @@ impl Staging {
             limits,
             network,
             deliveries: Vec::new(),
-            keeper: None,
-            mounts: false,
+            site: config.stage_shared.clone(),
+            fills_site: false,
             copies_or_nothing: false,
         })
     }
 
-    /// For those who want a copy, and no container.
-    pub fn of_copies(config: &Config) -> Result<Staging, Failure> {
-        Ok(Staging { copies_or_nothing: true, ..Staging::new(Policy::Always, config)? })
-    }
-
-    /// The same with a keeper, for the root of a container.
-    pub fn set_keeper(&mut self, keeper: Keeper) {
-        (self.keeper, self.mounts) = (Some(Arc::new(keeper)), true);
-    }
-
-    /// The keeper, if it is needed. What srun sends goes into the user's own folder, and is there for the next step.
-    pub fn keeper(&self) -> Option<&Keeper> {
-        self.keeper.as_deref().filter(|keeper| self.policy != Policy::Broadcast || keeper.must_mount())
-    }
-
-    /// The same for what is mounted in a container beside its root.
-    pub fn for_data(&self) -> Staging {
-        Staging { mounts: false, ..self.clone() }
+    /// For those who want a copy, and no container; `for_all`, as root, in the directory for all users.
+    pub fn of_copies(config: &Config, for_all: bool) -> Result<Staging, Failure> {
+        let staging = Staging::new(Policy::Always, config)?;
+        Ok(Staging { copies_or_nothing: true, fills_site: for_all, ..staging })
     }
 
     /// Whether a copy that is there is read before it is used.
@@ -134,6 +120,8 @@ pub enum Place {
     Cache,
     /// A copy that has just been made.
     Copied,
+    /// A copy of root's, for all users.
+    Site,
 }
 
 /// Why there is no copy.
@@ -151,7 +139,8 @@ const ATTEMPTS: u32 = 3;
 
 /// Finds, copies and checks an image as is wanted. If `pin` is given it has that content, or this fails.
 pub fn image(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Ready, Failure> {
-    let ready = repeatedly(path, |opened| once(opened, pin, staging));
+    let open = if staging.fills_site { site::open } else { open_as_user };
+    let ready = repeatedly(|| open(path), |opened| once(opened, pin, staging));
     staging.discard(path);
     ready.map_err(|trouble| match trouble {
         Trouble::Cache(why) => Failure::new(why),
@@ -160,14 +149,22 @@ pub fn image(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Read
     })
 }
 
+fn open_as_user(path: &Path) -> Result<Opened, Trouble> {
+    image::identify(path).map_err(Trouble::Source)
+}
+
 /// Opens an image and does something with it, a few times if the source makes trouble.
-fn repeatedly<T>(path: &Path, work: impl Fn(Opened) -> Result<T, Trouble>) -> Result<T, Trouble> {
+fn repeatedly<T>(
+    open: impl Fn() -> Result<Opened, Trouble>,
+    work: impl Fn(Opened) -> Result<T, Trouble>,
+) -> Result<T, Trouble> {
     // The user's limit on the size of files is a reason to make no copy, not to die of it.
     let _unharmed = sys::Ignored::new(Signal::SIGXFSZ);
+    let _mask = sys::FileMask::set(cache::MASK);
     let mut attempt = 0;
     loop {
         attempt += 1;
-        match work(image::identify(path).map_err(Trouble::Source)?) {
+        match work(open()?) {
             Err(Trouble::Source(_)) if attempt < ATTEMPTS => {
                 std::thread::sleep(Duration::from_millis(200) * attempt);
             }
@@ -184,25 +181,20 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
             Some(_) => Err(Trouble::Refused(Failure::new("a directory has no digest"))),
         };
     }
-    let staged = match staging.keeper() {
-        Some(keeper) => {
-            let verify = staging.verifies(pin);
-            wanted_of(keeper, &opened.file, staging).then(|| keeper.stage(&opened, staging.mounts, verify))
+    let staged = match wanted(&opened, staging.verifies(pin), staging) {
+        Ok(Wanted::Copy(cache, source)) => {
+            Some(staged(&cache, &source, staging, &mut Terminal::new(&opened.path)))
         }
-        None => match wanted(&opened.file, staging) {
-            Ok(cache) => cache.map(|cache| {
-                let source = Original::of_user(&opened, staging.verifies(pin))?;
-                staged(&cache, &source, staging, &mut Terminal::new(&opened.path))
-            }),
-            Err(failure) if staging.copies_or_nothing => return Err(Trouble::Refused(failure)),
-            Err(failure) => {
-                note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
-                None
-            }
-        },
+        Ok(Wanted::SiteCopy(file, digest)) => Some(Ok((file, digest, Place::Site))),
+        Ok(Wanted::Nothing) => None,
+        Err(Trouble::Refused(failure)) if !staging.copies_or_nothing => {
+            note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
+            None
+        }
+        Err(trouble) => return Err(trouble),
     };
     if let Some(Ok((.., Place::Copied))) = staged
-        && !is_still_there(&opened)
+        && !(if staging.fills_site { site::is_still_there(&opened) } else { is_still_there(&opened) })
     {
         return Err(Trouble::Source(changing(&opened.path)));
     }
@@ -214,9 +206,6 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
             return Err(Trouble::Refused(Failure::new(format!("no copy: {why}"))));
         }
         Some(Err(Trouble::Cache(why))) => {
-            if let Some(keeper) = staging.keeper().filter(|keeper| staging.mounts && keeper.must_mount()) {
-                return Err(Trouble::Refused(keeper.refused(&why)));
-            }
             note(&format!("{place} is used where it is: {why}"), None);
             in_place(opened, pin)?
         }
@@ -225,9 +214,6 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
     };
     if let Some(found) = ready.digest {
         check_pin(pin, found)?;
-    }
-    if let Some(keeper) = staging.keeper().filter(|_| staging.mounts) {
-        keeper.mount_copy();
     }
     Ok(ready)
 }
@@ -249,26 +235,40 @@ fn is_still_there(opened: &Opened) -> bool {
     matches!((Identity::of(&opened.file), Identity::at(&opened.path)), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Whether the keeper is to copy this file. The kernel mounts nothing but copies.
-fn wanted_of(keeper: &Keeper, file: &File, staging: &Staging) -> bool {
-    match staging.policy {
-        Policy::Never => false,
-        Policy::Auto => staging.mounts && keeper.must_mount() || place::is_network(file, &staging.network),
-        Policy::Always | Policy::Broadcast => true,
-    }
+/// What there is to do for an image.
+enum Wanted<'a> {
+    /// To use it where it is.
+    Nothing,
+    /// To use the copy that the site has.
+    SiteCopy(File, Digest),
+    /// To find a copy here, or make it.
+    Copy(Cache, Original<'a>),
 }
 
-/// The user's cache, if a copy of this file is wanted.
-fn wanted(file: &File, staging: &Staging) -> Result<Option<Cache>, Failure> {
+/// Whether a copy of this image is wanted, and from where. `Trouble::Refused`: there can be none.
+fn wanted<'a>(opened: &'a Opened, verify: bool, staging: &Staging) -> Result<Wanted<'a>, Trouble> {
+    if staging.fills_site {
+        let cache = Cache::open_shared(&staging.site).map_err(Trouble::Refused)?;
+        return Ok(Wanted::Copy(cache, site::original(opened, verify)?));
+    }
     match staging.policy {
-        Policy::Never => return Ok(None),
-        Policy::Auto if !place::is_network(file, &staging.network) => return Ok(None),
+        Policy::Never => return Ok(Wanted::Nothing),
+        Policy::Auto if !place::is_network(&opened.file, &staging.network) => return Ok(Wanted::Nothing),
         Policy::Auto | Policy::Always | Policy::Broadcast => {}
     }
-    let cache = Cache::open(&staging.directory)?;
+    let source = Original::new(opened, verify)?;
+    // What srun sends is there already, and goes into the user's own folder.
+    let has_site = staging.policy != Policy::Broadcast && !staging.site.as_os_str().is_empty();
+    let mut tell = Terminal::new(&opened.path);
+    let found = has_site.then(|| site::find(&staging.site, &source, &mut tell)).flatten();
+    if let Some((file, digest)) = found {
+        return Ok(Wanted::SiteCopy(file, digest));
+    }
+    let cache = Cache::open(&staging.directory).map_err(Trouble::Refused)?;
     // Diskless nodes: a copy would go over the same network, or take the job's memory.
     let useless = place::is_network(&cache.dir, &staging.network) || place::is_memory(&cache.dir);
-    Ok((staging.policy != Policy::Auto || !useless).then_some(cache))
+    let made = staging.policy != Policy::Auto || !useless;
+    Ok(if made { Wanted::Copy(cache, source) } else { Wanted::Nothing })
 }
 
 /// The image where it is; read as a whole only if its content matters.
@@ -282,8 +282,9 @@ fn in_place(opened: Opened, pin: Option<Digest>) -> Result<Ready, Trouble> {
     Ok(Ready { opened, digest, place: Place::Source })
 }
 
-/// Computes the digest of an image.
+/// Computes the digest of an image. What cannot be one is not read as a whole first.
 pub fn digest(opened: &Opened) -> Result<Digest, Failure> {
+    check_content(opened)?;
     let mut progress = progress(&opened.path, "computing the digest", opened.size);
     let computed = copy(&opened.file, None, opened.size, &mut |bytes| progress.advance(bytes));
     computed.map_err(|error| match error {

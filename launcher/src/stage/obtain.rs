@@ -1,4 +1,4 @@
-//! The copy of an image, from the cache or new. Runs as the user on the host, or in the storekeeper.
+//! The copy of an image, from the cache or new. Runs as the user on the host, or as root.
 //!
 //! However many ask for the same source at once, one of them copies, and the others wait for it; if it dies, the next one
 //! goes on.
@@ -78,20 +78,23 @@ fn existing(cache: &Cache, source: &Original, tell: &mut dyn Audience) -> Option
 
 /// Whether a copy has the content that it is named by, as far as anybody wants to know. One that has not is set aside.
 fn is_sound(cache: &Cache, source: &Original, file: &File, digest: Digest, tell: &mut dyn Audience) -> bool {
-    let (mut done, size) = (0, source.identity.size);
-    let advance = &mut |bytes| {
-        done += bytes;
-        tell.advance(Doing::Verifying, done, size);
-    };
-    let Err(why) = (if source.verify { verify(file, digest, size, advance) } else { Ok(()) }) else {
-        return true;
-    };
+    let Some(why) = damage(source, file, digest, tell) else { return true };
     // Another may have done that meanwhile, and made a new one.
     if room::is_named(cache, &copy_name(digest), file) {
         cache.set_aside(&copy_name(digest));
     }
     tell.note(&format!("{}: its copy on the node is damaged: {why}", shown(source.path)));
     false
+}
+
+/// What is wrong with the content of a copy, as far as anybody wants to know.
+pub fn damage(source: &Original, file: &File, digest: Digest, tell: &mut dyn Audience) -> Option<String> {
+    let (mut done, size) = (0, source.identity.size);
+    let advance = &mut |bytes| {
+        done += bytes;
+        tell.advance(Doing::Verifying, done, size);
+    };
+    if source.verify { verify(file, digest, size, advance).err() } else { None }
 }
 
 /// Copies the image. The caller has the source's lock.
@@ -136,7 +139,7 @@ pub fn publish(
     }
     let file = cache.publish(unfinished, digest, size)?;
     // Without this the next start copies again; this one has what it needs.
-    let manifest = Manifest::new(source.path, &source.identity, digest, source.user);
+    let manifest = Manifest::new(source.path, &source.identity, digest);
     if let Err(error) = cache.write_manifest(&manifest) {
         tell.note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)));
     }

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, fstat, fstatvfs, statat};
 use rustix::io::Errno;
 
 use super::broadcast;
-use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe, in_use};
+use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe};
 use super::lock::{self, Lock};
 
 /// How much the copies may take.
@@ -149,10 +149,11 @@ pub fn copies(cache: &Cache) -> std::io::Result<Vec<Copy>> {
 
 /// Removes a file unless somebody uses it. Who opens it at this moment keeps what he has opened.
 pub fn remove_unused(cache: &Cache, name: &str) -> bool {
+    // Of root's, anybody can keep one open.
+    let is_read_at_once = cache.shared && name.ends_with(".json");
     match cache.open_file(name) {
-        Ok(file) => {
-            !in_use(&file, cache.shared) && is_named(cache, name, &file) && remove_anything(cache, name)
-        }
+        Ok(_) if is_read_at_once => remove_anything(cache, name),
+        Ok(file) => !cache.in_use(&file) && is_named(cache, name, &file) && remove_anything(cache, name),
         Err(Errno::NOENT) => false,
         // A link, a directory: nothing that anybody runs from.
         Err(_) => remove_anything(cache, name),

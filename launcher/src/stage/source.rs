@@ -1,4 +1,4 @@
-//! The original of a copy: what it is, and what is written down of it. Runs as the user on the host, or in the storekeeper.
+//! The original of a copy: what it is, and what is written down of it. Runs as the user on the host, or as root.
 
 use std::fs::File;
 use std::io;
@@ -20,18 +20,16 @@ pub struct Original<'a> {
     pub path: &'a Path,
     pub file: &'a File,
     pub identity: Identity,
-    /// For whom root copies it.
-    pub user: Option<u32>,
     /// Whether a copy that is there is read as a whole before it is used.
     pub verify: bool,
 }
 
 impl<'a> Original<'a> {
-    /// One that the user copies for himself.
-    pub fn of_user(opened: &'a Opened, verify: bool) -> Result<Original<'a>, Trouble> {
+    /// An image that has been opened.
+    pub fn new(opened: &'a Opened, verify: bool) -> Result<Original<'a>, Trouble> {
         let identity =
             Identity::of(&opened.file).map_err(|error| Trouble::Source(unreadable(&opened.path, &error)))?;
-        Ok(Original { path: &opened.path, file: &opened.file, identity, user: None, verify })
+        Ok(Original { path: &opened.path, file: &opened.file, identity, verify })
     }
 }
 
@@ -94,16 +92,13 @@ pub struct Manifest {
     pub digest: String,
     /// When it was copied, in seconds since 1970.
     pub staged: u64,
-    /// For whom root has copied it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user: Option<u32>,
 }
 
 impl Manifest {
     /// For a source that has just been copied.
-    pub fn new(source: &Path, identity: &Identity, digest: Digest, user: Option<u32>) -> Manifest {
+    pub fn new(source: &Path, identity: &Identity, digest: Digest) -> Manifest {
         let staged = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         let source = source.to_string_lossy().into_owned();
-        Manifest { source, identity: identity.clone(), digest: digest.to_string(), staged, user }
+        Manifest { source, identity: identity.clone(), digest: digest.to_string(), staged }
     }
 }

@@ -6,33 +6,33 @@
 //!
 //! Whatever goes wrong ends the task; one task of the step on each node tells the user.
 
+mod channel;
 mod join;
-mod meeting;
+mod lost_files;
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use mizzen_core::failure::quote;
 use mizzen_core::handover::{self, Accounts, Role};
-use mizzen_core::kernel_mount::Reader;
 use mizzen_core::request::{self, Container};
-use mizzen_core::settings::Writable;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::user_namespace::group_map;
-use mizzen_core::{Config, Digest, Failure, Handover, Request};
+use mizzen_core::{Config, Digest, Failure, Handover, Request, cancel};
 
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Stopwatch};
 use crate::plan::{Facts, Identity, Program, typed_command};
-use crate::sandbox::{self, Namespaces, Sources, Unstartable};
+use crate::sandbox::{self, Namespaces, Sources, Unstartable, Watch};
 use crate::slurm::{self, Inside};
-use crate::stage::shared::Keeper;
 use crate::{report, report_note, sys};
-use meeting::Meeting;
+use channel::StepChannel;
+use lost_files::ToSlurm;
 
 /// The name under which Slurm starts the launcher.
 pub const NAME: &str = "mizzen-enter";
@@ -41,46 +41,48 @@ const STEP_VARIABLE: &str = "SLURM_MIZZEN_STEP";
 
 /// Becomes the program of the task, or tells why not.
 pub fn run() -> ExitCode {
-    let (handover, meeting) = match take_handover() {
+    let (handover, channel) = match take_handover() {
         Ok(taken) => taken,
         Err(failure) => {
-            report(
-                &failure.hint("Slurm's plugin starts this program; to run a container by hand: mizzen run"),
-            );
+            report(&failure);
             return ExitCode::from(125);
         }
     };
-    let Unstartable { code, failure } = start(&handover, &meeting);
+    let Unstartable { code, failure } = start(&handover, &channel);
     let failure = failure.about(&handover.node);
-    let speaks = meeting.may_speak();
+    cancel::hold_back_signals();
+    let speaks = channel.claim_report();
     if speaks {
         report(&failure);
+        channel.log_failure(&failure);
     }
-    // After the report, so that nobody else makes one of what follows from this. It goes to Slurm's log as well. Before
-    // the container is there, only its builder may end the others.
-    if matches!(handover.role, Role::Builder { .. }) || speaks && meeting.is_ready() {
-        meeting.announce_failure(&failure);
+    // After the report, so that nobody else makes one of what follows from this. Only the builder may end the others.
+    if matches!(handover.role, Role::Builder { .. }) {
+        channel.announce_failure(&failure);
+    }
+    if let Some(nodes) = handover.other_nodes.as_ref().filter(|_| speaks && code == 125) {
+        cancel::end_step(&handover.step, nodes);
     }
     ExitCode::from(code)
 }
 
 /// What the plugin says; the program inside is not to see it.
-fn take_handover() -> Result<(Handover, Meeting), Failure> {
-    let text = std::env::var_os(handover::VARIABLE)
-        .ok_or_else(|| Failure::new(format!("{} is not set", handover::VARIABLE)))?;
+fn take_handover() -> Result<(Handover, StepChannel), Failure> {
+    let text = std::env::var_os(handover::VARIABLE).ok_or_else(|| {
+        Failure::new(format!("{} is not set", handover::VARIABLE))
+            .hint("Slurm's plugin starts this program; to run a container by hand: mizzen run")
+    })?;
     let handover = Handover::decode(&text.into_vec())?;
-    let [receive, send] = [handover.receive, handover.send].map(sys::own_inherited);
-    let unusable = |error| Failure::new(format!("the descriptors from Slurm's plugin are closed: {error}"));
-    let meeting = Meeting { receive: receive.map_err(unusable)?, send: send.map_err(unusable)? };
-    Ok((handover, meeting))
+    let channel = StepChannel::take(&handover)?;
+    Ok((handover, channel))
 }
 
-fn start(handover: &Handover, meeting: &Meeting) -> Unstartable {
+fn start(handover: &Handover, channel: &StepChannel) -> Unstartable {
     let environment: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| name != handover::VARIABLE && name != BROADCAST_VARIABLE)
         .collect();
     let program = match read_request().and_then(|request| match request {
-        Request::Container(container) => enter(handover, meeting, container, &environment),
+        Request::Container(container) => enter(handover, channel, container, &environment),
         Request::Join(step) => join::enter(handover, &step, command(handover), &environment),
         Request::Host | Request::SlurmRuntime => Err(Failure::new("the request is not for a container")),
     }) {
@@ -121,7 +123,7 @@ fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
 /// Makes or enters the container.
 fn enter(
     handover: &Handover,
-    meeting: &Meeting,
+    channel: &StepChannel,
     Container { image, digest, settings }: Container,
     environment: &[(OsString, OsString)],
 ) -> Result<Program, Failure> {
@@ -133,20 +135,16 @@ fn enter(
     let (options, facts, watch) = match &handover.role {
         // The first task has read the settings for all.
         Role::Member { builder } => {
-            let (namespaces, facts) = meeting.receive(*builder)?;
+            let (namespaces, facts) = channel.receive(*builder)?;
             namespaces.enter()?;
             (RunOptions { image, command, step: of_step, ..RunOptions::default() }, facts, None)
         }
-        Role::Builder { user_namespace, keeper, accounts, alone } => {
+        Role::Builder { user_namespace, accounts, alone } => {
             let config = Config::load(&handover.config)?;
             let mut options = RunOptions::new(image, command, settings, &config, Origin::StepOption)?;
             options.step = of_step;
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
                 options.staging.expect(&sent)?;
-            }
-            if let Some(keeper) = *keeper {
-                let keeper = find_keeper(keeper, &options, &config)?;
-                options.staging.set_keeper(keeper);
             }
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
@@ -158,13 +156,14 @@ fn enter(
                 }
             }
             let Built { namespaces, facts, watch } =
-                build(handover, &options, digest, *user_namespace, accounts)?;
+                build(handover, channel, &options, digest, *user_namespace, accounts)?;
             let digest = facts.digest.iter().map(|digest| format!("@{digest}")).collect::<String>();
             let times = format!("{}{digest}: {}", quote(options.image.as_os_str().as_bytes()), watch.text());
-            if *alone {
-                meeting.announce_alone(times);
-            } else {
-                meeting.announce(&namespaces, &facts, times)?;
+            channel.log_ready(&times);
+            // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
+            // have a step for every core of a node.
+            if !*alone {
+                channel.announce(&namespaces, &facts)?;
             }
             (options, facts, Some(watch))
         }
@@ -181,16 +180,6 @@ fn enter(
     Ok(program)
 }
 
-/// The keeper of the copies that all users share. The kernel shows files with the owners that they have in the image, and
-/// those can neither be changed nor be root's inside: where that is wanted, our own server shows them as the user's.
-fn find_keeper(keeper: i32, options: &RunOptions, config: &Config) -> Result<Keeper, Failure> {
-    let socket = sys::own_inherited(keeper)
-        .map_err(|error| Failure::new(format!("the keeper's descriptor is closed: {error}")))?;
-    let served = options.writable != Writable::No || options.remap_root;
-    let reader = if served { Reader::Fuse } else { config.mount.squashfs };
-    Ok(Keeper::new(socket, reader, &config.stage_shared))
-}
-
 /// A container that this process is in.
 struct Built {
     namespaces: Namespaces,
@@ -201,34 +190,22 @@ struct Built {
 /// Makes the container and enters it.
 fn build(
     handover: &Handover,
+    channel: &StepChannel,
     options: &RunOptions,
     pin: Option<Digest>,
     user_namespace: Option<i32>,
     accounts: &Accounts,
 ) -> Result<Built, Failure> {
     let mut watch = Stopwatch::start();
-    let user_namespace = user_namespace
-        .map(sys::own_inherited)
-        .transpose()
-        .map_err(|error| Failure::new(format!("the user namespace's descriptor is closed: {error}")))?;
+    let user_namespace = user_namespace.map(own_user_namespace).transpose()?;
     let host = Host::look_with(accounts, user_namespace.is_some());
     let image = pipeline::Image::find_at(&options.image, pin, &options.staging)?;
     watch.lap("stage");
-    // Where the kernel mounts the image, it does so while the rest is planned; else the file server reads ahead meanwhile.
-    let keeper = options.staging.keeper().filter(|keeper| keeper.is_mounting());
-    let root = keeper.is_none().then(|| image.source(options, &host)).transpose()?;
+    let container_watch = Watch::new(Box::new(ToSlurm::new(handover, channel)?))?;
+    let root = image.source(options, &host, &container_watch)?;
     let (plan, data) = pipeline::plan(options, &image, &host)?;
-    let root = match (root, keeper) {
-        (Some(root), _) => root,
-        (None, Some(keeper)) if keeper.has_mounted()? => image.mounted_source(options, keeper.mount_place()),
-        (None, _) => image.source(options, &host)?,
-    };
-    let sources = Sources { root, data };
+    let sources = Sources { root, data, watch: container_watch };
     watch.lap("plan");
-    let keeper = options.staging.keeper().filter(|_| options.verbose);
-    if let Some(why) = keeper.and_then(Keeper::refusal) {
-        report_note(&format!("{}: the kernel does not mount the image: {why}", handover.node));
-    }
     plan.notes.iter().for_each(|note| report_note(&format!("{}: {note}", handover.node)));
     if let Some(note) = unmapped_groups(&plan.identity, accounts) {
         report_note(&format!("{}: {note}", handover.node));
@@ -236,6 +213,19 @@ fn build(
     let namespaces = sandbox::build(&plan, sources, user_namespace)?;
     watch.lap("mount");
     Ok(Built { namespaces, facts: plan.facts, watch })
+}
+
+/// The user namespace that the plugin has made; the number is a user's text.
+fn own_user_namespace(fd: i32) -> Result<OwnedFd, Failure> {
+    let unusable = |why: String| {
+        Failure::new(format!("{}: descriptor {fd} {why}", handover::VARIABLE))
+            .hint("only mizzen sets this variable; does a task prolog print it?")
+    };
+    let namespace = sys::own_inherited(fd).map_err(|error| unusable(format!("cannot be used: {error}")))?;
+    if !sys::is_user_namespace(&namespace) {
+        return Err(unusable("is not a user namespace".to_owned()));
+    }
+    Ok(namespace)
 }
 
 /// The groups that are not known inside: the kernel has no room for them, or the node maps none but the primary one.

@@ -1,23 +1,27 @@
-//! The few system calls that no crate wraps safely. With the keeper's loop devices the only unsafe code of the
-//! launcher. Runs as the user, or in the keeper as root.
+//! The few system calls that no crate wraps safely. The only unsafe code of the launcher. Runs as the user.
 #![allow(unsafe_code)]
 
 mod inherited;
 mod leases;
 mod mapped;
 mod passing;
+mod streams;
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigHandler, SigSet, Signal};
-use nix::sys::wait::waitpid;
+use nix::sys::stat::{Mode, umask};
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
-pub use inherited::{is_ignored, peer_uid};
+pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace, peer_uid};
 pub use leases::{is_open_elsewhere, is_written};
 pub use mapped::Mapped;
 pub use passing::{pass_descriptors, receive_descriptors};
+pub use streams::check_stdout;
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.
 fn fork_single_threaded() -> io::Result<ForkResult> {
@@ -33,35 +37,102 @@ fn fork_single_threaded() -> io::Result<ForkResult> {
 /// descriptors but those in `keep` and /dev/null as its standard streams: a forgotten one would keep alive what
 /// others wait to see ended.
 pub fn spawn_detached(keep: &[BorrowedFd], work: impl FnOnce()) -> io::Result<()> {
-    match fork_single_threaded()? {
-        ForkResult::Parent { child } => {
-            // Whoever ignores SIGCHLD gets an error, also after the end of the child.
-            let _ = waitpid(child, None);
-            Ok(())
+    spawn_orphan(|| {
+        keep_only(keep);
+        work();
+    })
+}
+
+/// The same for two processes: one that runs `work` and exits with its result, and its parent, which runs `watch`, or
+/// `unstarted` if the other cannot be started. Each has descriptors of its own.
+pub fn spawn_watched(
+    keep: &[BorrowedFd],
+    work: impl FnOnce() -> i32,
+    keep_watching: &[BorrowedFd],
+    watch: impl FnOnce(nix::unistd::Pid),
+    unstarted: impl FnOnce(&io::Error),
+) -> io::Result<()> {
+    spawn_orphan(|| {
+        // A caller may ignore the end of children; then nobody would hear how this one ended.
+        let _ = reset_signal(Signal::SIGCHLD);
+        match fork_again() {
+            Ok(ForkResult::Child) => {
+                keep_only(keep);
+                exit_now(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(PANICKED))
+            }
+            Ok(ForkResult::Parent { child }) => {
+                keep_only(keep_watching);
+                watch(child);
+            }
+            Err(error) => unstarted(&error),
         }
+    })
+}
+
+/// The exit code of Rust programs that end by a panic.
+const PANICKED: i32 = 101;
+
+fn spawn_orphan(work: impl FnOnce()) -> io::Result<()> {
+    match fork_single_threaded()? {
+        // The child exits with the error of its own fork. Whoever ignores SIGCHLD does not learn it.
+        ForkResult::Parent { child } => match waitpid(child, None) {
+            Ok(WaitStatus::Exited(_, errno)) if errno != 0 => Err(io::Error::from_raw_os_error(errno)),
+            _ => Ok(()),
+        },
         ForkResult::Child => {
             let _ = setsid();
             let _ = SigSet::all().thread_block();
-            if let Ok(ForkResult::Child) = fork_single_threaded() {
-                keep_only(keep);
+            let forked = fork_again();
+            if let Ok(ForkResult::Child) = forked {
                 // A panic ends this process and must not run the parent's destructors.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             }
-            // SAFETY: ends a forked process at once, without the exit handlers of the program it was forked from.
-            unsafe { libc::_exit(0) }
+            exit_now(forked.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EAGAIN)))
         }
     }
 }
 
-/// Closes every descriptor but these; the standard streams become /dev/null.
+/// Forks a process that was itself just forked.
+fn fork_again() -> io::Result<ForkResult> {
+    // SAFETY: a forked process has one thread.
+    Ok(unsafe { fork() }?)
+}
+
+/// Ends a forked process at once, without the exit handlers and destructors of the program it was forked from.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: takes a number, and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Closes every descriptor but these; the standard streams become /dev/null. In this order: at the limit on open files
+/// nothing can be opened before something is closed.
 fn keep_only(keep: &[BorrowedFd]) {
+    let mut kept: Vec<u32> = keep.iter().map(|fd| fd.as_raw_fd() as u32).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for fd in kept {
+        if first < fd {
+            close_between(first, fd - 1);
+        }
+        first = first.max(fd + 1);
+    }
+    close_between(first, u32::MAX);
     if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
         let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
     }
-    let kept: Vec<i32> = keep.iter().map(AsRawFd::as_raw_fd).collect();
-    for fd in open_descriptors().into_iter().filter(|fd| *fd > 2 && !kept.contains(fd)) {
-        // SAFETY: the objects that own these descriptors belong to the process that this one was forked from; here
-        // none of them is used or dropped any more.
+}
+
+/// Closes all descriptors from one to another, in a forked process: the objects that own them belong to the process that it was
+/// forked from; here none of them is used or dropped any more.
+fn close_between(first: u32, last: u32) {
+    // SAFETY: takes three numbers; the owners see above.
+    if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0 {
+        return;
+    }
+    // Linux before 5.9.
+    let within = |fd: &i32| u32::try_from(*fd).is_ok_and(|fd| (first..=last).contains(&fd));
+    for fd in open_descriptors().into_iter().filter(within) {
+        // SAFETY: the same.
         unsafe { libc::close(fd) };
     }
 }
@@ -98,6 +169,23 @@ impl Drop for Ignored {
     }
 }
 
+/// Another mask for new files as long as it lives: the user's is for the program's files, and may keep their owner from
+/// opening them.
+pub struct FileMask(Mode);
+
+impl FileMask {
+    /// From now on.
+    pub fn set(mask: u32) -> FileMask {
+        FileMask(umask(Mode::from_bits_truncate(mask)))
+    }
+}
+
+impl Drop for FileMask {
+    fn drop(&mut self) {
+        umask(self.0);
+    }
+}
+
 /// Waits for one of the blocked signals; tells whether the kernel sent it (as for a key on the terminal, which
 /// reaches all processes in the foreground) rather than a process.
 pub fn wait_for_signal(signals: &SigSet) -> io::Result<(Signal, bool)> {
@@ -122,20 +210,12 @@ pub fn keep_through_exec(fd: i32) {
     unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
 }
 
-/// Lets others have the processor first.
-pub fn be_nice() {
-    // SAFETY: takes numbers. A failure is no matter.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
-}
-
 /// Forks a child that runs `work` and exits with its result; returns the child's pid.
 pub fn spawn_child(work: impl FnOnce() -> i32) -> io::Result<nix::unistd::Pid> {
     match fork_single_threaded()? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
-            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(125);
-            // SAFETY: as in `spawn_detached`.
-            unsafe { libc::_exit(code) }
+            exit_now(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(125))
         }
     }
 }
@@ -172,6 +252,21 @@ pub fn pidfd_of(pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
+/// Waits for the end of a process that need not be a child. Before Linux 5.3 it looks from time to time.
+pub fn wait_for_end(pid: i32) {
+    match pidfd_of(pid) {
+        Ok(process) => {
+            let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+            while poll(&mut ended, PollTimeout::NONE) == Err(Errno::EINTR) {}
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+        // It has ended.
+        Err(_) => {}
+    }
+}
+
 /// Marks every descriptor from `first` on to be closed at exec.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: takes three numbers; closes nothing now.
@@ -189,10 +284,7 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
 
 /// Closes every descriptor from `first` on, in a process that needs none of them any more.
 pub fn close_from(first: u32) {
-    for fd in open_descriptors().into_iter().filter(|fd| i64::from(*fd) >= i64::from(first)) {
-        // SAFETY: the caller's promise.
-        unsafe { libc::close(fd) };
-    }
+    close_between(first, u32::MAX);
 }
 
 /// Gives up all capabilities of the calling process.

@@ -78,6 +78,12 @@ unsafe extern "C" {
         overwrite: ::std::os::raw::c_int,
     ) -> spank_err_t;
     pub fn spank_unsetenv(spank: spank_t, var: *const ::std::os::raw::c_char) -> spank_err_t;
+    pub fn spank_job_control_setenv(
+        sp: spank_t,
+        name: *const ::std::os::raw::c_char,
+        value: *const ::std::os::raw::c_char,
+        overwrite: ::std::os::raw::c_int,
+    ) -> spank_err_t;
     pub fn slurm_info(format: *const ::std::os::raw::c_char, ...);
     pub fn slurm_error(format: *const ::std::os::raw::c_char, ...);
     pub fn slurm_verbose(format: *const ::std::os::raw::c_char, ...);

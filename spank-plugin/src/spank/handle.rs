@@ -3,8 +3,8 @@
 use std::ffi::{CStr, CString, OsString, c_char, c_int};
 use std::os::unix::ffi::OsStringExt;
 
-use mizzen_core::Failure;
 use mizzen_core::slurm_options::{Argument, OptionSpec};
+use mizzen_core::{Failure, Variables};
 
 use super::{option_callback, sys};
 
@@ -33,12 +33,23 @@ impl Spank {
             return Ok(());
         }
         let name = spec.name.to_string_lossy();
-        Err(Failure::new(format!("Slurm refuses the option --{name} (spank_option_register: {code})"))
-            .hint("another plugin in plugstack.conf may have taken the name"))
+        // Not if another plugin has the name already: `options::refuse_taken`.
+        Err(Failure::new(format!("Slurm refuses the option --{name} (spank_option_register: {code})")))
     }
 
     /// A variable of the job's environment; in slurmstepd and its tasks.
     pub fn job_variable(&self, name: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let found = self.job_environment()?.find(|(known, _)| *known == name.as_bytes());
+        Ok(found.map(|(_, value)| value.to_vec()))
+    }
+
+    /// The variables of the job that stand for options.
+    pub fn job_variables(&self) -> Result<Variables, Failure> {
+        Ok(Variables::of(self.job_environment()?))
+    }
+
+    /// Names and values of the job's environment.
+    fn job_environment(&self) -> Result<impl Iterator<Item = (&[u8], &[u8])>, Failure> {
         let mut environment: *mut *mut c_char = std::ptr::null_mut();
         // SAFETY: for S_JOB_ENV Slurm expects a char ***, and gives its own array, ended by NULL.
         let code = unsafe { sys::spank_get_item(self.0, sys::S_JOB_ENV, &raw mut environment) };
@@ -47,11 +58,13 @@ impl Spank {
                 "Slurm does not tell the job's environment (spank_get_item: {code})"
             )));
         }
-        // SAFETY: see above; nothing changes the array while the hook runs.
-        let mut variables = unsafe { elements(environment, c_int::MAX) };
-        let value = variables
-            .find_map(|variable| variable.to_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"="));
-        Ok(value.map(<[u8]>::to_vec))
+        // SAFETY: see above; nothing changes the array while the iterator is in use.
+        let variables = unsafe { elements(environment, c_int::MAX) };
+        Ok(variables.filter_map(|variable| {
+            let text = variable.to_bytes();
+            let equals = text.iter().position(|byte| *byte == b'=')?;
+            Some((&text[..equals], &text[equals + 1..]))
+        }))
     }
 
     /// The number of this task among those of its step on this node; in tasks, and after their fork.
@@ -69,11 +82,6 @@ impl Spank {
         self.number(sys::S_TASK_PID, 0)
     }
 
-    /// The job's number.
-    pub fn job_id(&self) -> Option<u32> {
-        self.number(sys::S_JOB_ID, 0)
-    }
-
     /// Which step of the job this is.
     pub fn step(&self) -> Option<Step> {
         // Slurm's numbers for what users know by name, the same in every release.
@@ -83,6 +91,27 @@ impl Spank {
             0xffff_fffa => Step::Interactive,
             number => Step::Number(number),
         })
+    }
+
+    /// `JOB.STEP`, as Slurm's commands name it.
+    pub fn step_name(&self) -> Option<String> {
+        let job: u32 = self.number(sys::S_JOB_ID, 0)?;
+        Some(match self.step()? {
+            Step::Number(number) => format!("{job}.{number}"),
+            Step::Batch => format!("{job}.batch"),
+            Step::Interactive => format!("{job}.interactive"),
+            Step::Extern => format!("{job}.extern"),
+        })
+    }
+
+    /// How many nodes the step has.
+    pub fn node_count(&self) -> Option<u32> {
+        self.number(sys::S_JOB_NNODES, 0)
+    }
+
+    /// Which of them this one is.
+    pub fn node_index(&self) -> Option<u32> {
+        self.number(sys::S_JOB_NODEID, 0)
     }
 
     /// The user, the primary group, and all groups.
@@ -125,6 +154,20 @@ impl Spank {
         match unsafe { sys::spank_setenv(self.0, name_text.as_ptr(), value.as_ptr(), 1) } {
             0 => Ok(()),
             code => Err(Failure::new(format!("Slurm refuses the variable {name} (spank_setenv: {code})"))),
+        }
+    }
+
+    /// sbatch: has a variable `SLURM_SPANK_` with this name put into the job's environment, whatever else is in it.
+    pub fn set_submitted(&self, name: &str, value: &str) -> Result<(), Failure> {
+        let text = |text: &str| CString::new(text).map_err(|_| Failure::new(format!("NUL in {name}")));
+        let (name_text, value) = (text(name)?, text(value)?);
+        // SAFETY: Slurm copies both strings.
+        match unsafe { sys::spank_job_control_setenv(self.0, name_text.as_ptr(), value.as_ptr(), 1) } {
+            0 => Ok(()),
+            code => {
+                let message = format!("Slurm refuses the variable {name} (spank_job_control_setenv: {code})");
+                Err(Failure::new(message))
+            }
         }
     }
 

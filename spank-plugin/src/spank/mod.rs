@@ -21,19 +21,22 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use mizzen_core::Failure;
+use mizzen_core::{Failure, cancel};
 
 use crate::state::Reported;
-use crate::{Context, Hook, container_wanted, dispatch, state, version};
+use crate::twice::{self, Part};
+use crate::{Context, Hook, container_wanted, dispatch, other_nodes, state, version};
 
 use handle::strings;
 pub use handle::{Spank, Step};
-pub use program::{forget_own_option, is_srun, own_option, set_variable, unset_variable};
+pub use program::{forget_own_option, is_srun, other_owner, own_option, set_variable, unset_variable};
 
+/// The plugin's name, by which Slurm tells whose an option is.
+const NAME: &CStr = c"mizzen";
 /// What the tasks become.
 const LAUNCHER: &str = "mizzen-enter";
 /// mizzen failed to start what was asked for, as with docker, podman and env.
@@ -111,6 +114,11 @@ extern "C" fn slurm_spank_task_post_fork(spank: sys::spank_t, argc: c_int, argv:
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn slurm_spank_task_exit(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
+    run_hook(Hook::TaskExit, spank, argc, argv)
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn slurm_spank_exit(spank: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
     run_hook(Hook::Exit, spank, argc, argv)
 }
@@ -133,7 +141,7 @@ fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_cha
             state::lock().arguments = unsafe { strings(argv, argc) };
         }
         inject_panic(context, hook.name());
-        dispatch(hook, context, &spank)
+        if has_nothing_to_do(hook, context) { Ok(()) } else { dispatch(hook, context, &spank) }
     });
     let failure = match outcome {
         Ok(Ok(())) => return 0,
@@ -153,6 +161,26 @@ fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_cha
             state::lock().latch(failure);
             0
         }
+    }
+}
+
+/// Whether another line of plugstack.conf has loaded mizzen too: then only the hooks in which a job is refused matter.
+fn has_nothing_to_do(hook: Hook, context: Context) -> bool {
+    let mut state = state::lock();
+    if hook == Hook::Init {
+        state.loads += 1;
+        state.part = twice::part(&plugin_file().unwrap_or_default(), state.loads);
+        if let Part::Refuses(why) = &state.part {
+            let why = why.clone();
+            state.latch(why);
+        }
+        return matches!(state.part, Part::Silent) || state.loads > 1;
+    }
+    match (&state.part, hook, context) {
+        (Part::Alone, _, _) => false,
+        (Part::Refuses(_), Hook::InitPostOpt, Context::Client) => false,
+        (Part::Refuses(_), Hook::TaskInit, Context::Node) => false,
+        (Part::Refuses(_) | Part::Silent, _, _) => true,
     }
 }
 
@@ -221,6 +249,11 @@ pub fn launcher() -> Result<CString, Failure> {
 
 /// The directory of the plugin's file.
 fn plugin_directory() -> Option<PathBuf> {
+    Some(plugin_file()?.parent()?.to_owned())
+}
+
+/// The plugin's file, as the dynamic linker knows it.
+fn plugin_file() -> Option<PathBuf> {
     // SAFETY: a C structure of pointers for which zeros are valid.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
     let here = on_load as *const c_void;
@@ -231,7 +264,7 @@ fn plugin_directory() -> Option<PathBuf> {
         }
         CStr::from_ptr(found.dli_fname)
     };
-    Some(Path::new(OsStr::from_bytes(name.to_bytes())).parent()?.to_owned())
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
 
 /// Lets a descriptor pass through exec.
@@ -251,19 +284,23 @@ fn refuse_command(failure: &Failure) -> ! {
 /// Ends a task that must not run on the host. One task of the step on this node says why; the others would only say
 /// it again.
 fn end_task(spank: &Spank, failure: &Failure) -> ! {
-    let speaks = match &state::lock().meeting {
-        Some(meeting) => meeting.may_speak(),
+    let speaks = match &state::lock().channel {
+        Some(channel) => channel.claim_report(),
         None => spank.local_task_id().unwrap_or(0) == 0,
     };
     if speaks {
+        cancel::hold_back_signals();
         report(failure);
+        if let (Some(nodes), Some(step)) = (other_nodes::find(spank), spank.step_name()) {
+            cancel::end_step(&step, &nodes);
+        }
     }
     // SAFETY: ends the process at once, without the exit handlers that slurmstepd has registered.
     unsafe { libc::_exit(EXIT_CANNOT_START) }
 }
 
 /// Tells the user, and Slurm's log.
-fn report(failure: &Failure) {
+pub fn report(failure: &Failure) {
     log_error(&failure.message);
     if let Some(hint) = &failure.hint {
         log_error(&format!("hint: {hint}"));

@@ -3,7 +3,9 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
-use super::sys;
+use mizzen_core::failure::quote;
+
+use super::{NAME, sys};
 
 /// An option of srun, sbatch or salloc itself, as text; None if it is not set, or the program does not tell.
 pub fn own_option(name: &CStr) -> Option<Vec<u8>> {
@@ -26,6 +28,28 @@ pub fn forget_own_option(name: &CStr) -> bool {
     // SAFETY: as above.
     own_options::<Reset>(b"slurm_option_reset\0")
         .is_some_and(|(options, reset)| unsafe { reset(options, name.as_ptr()) })
+}
+
+/// The plugin that has taken this option's name before mizzen, if the user has given the option.
+pub fn other_owner(name: &CStr) -> Option<String> {
+    type Owner = unsafe extern "C" fn(*const c_char) -> *const c_char;
+    type Given = unsafe extern "C" fn(*const c_char) -> bool;
+    let this_process = libloading::os::unix::Library::this();
+    // SAFETY: the types of every release since 20.11. Both functions only compare the name. The owner's is a copy that
+    // Slurm leaves to the caller; it is not freed, because the program knows it once and ends soon.
+    let owner = unsafe {
+        let given = this_process.get::<Given>(b"spank_option_isset\0").ok()?;
+        let owner = this_process.get::<Owner>(b"spank_option_plugin\0").ok()?;
+        if !given(name.as_ptr()) {
+            return None;
+        }
+        let owner = owner(name.as_ptr());
+        if owner.is_null() {
+            return None;
+        }
+        CStr::from_ptr(owner)
+    };
+    (owner != NAME).then(|| quote(owner.to_bytes()))
 }
 
 /// Whether this program is srun.

@@ -35,9 +35,6 @@ const CH_RUN: &str = "ch-run, squashfs";
 const BY_HAND: &str = "mizzen run, squashfs";
 const CONTAINER: &str = "--container, squashfs";
 const DIRECTORY: &str = "--container, directory";
-const KERNEL: &str = "--container, kernel mount";
-const KERNEL_BESIDE: &str = "the same, beside a step";
-const BARE_KERNEL: &str = "bare kernel mount";
 const LOADED: &str = "plugin loaded";
 const NOT_LOADED: &str = "plugin not loaded";
 
@@ -66,9 +63,6 @@ macro_rules! contenders {
             Contender { name: BY_HAND, command: step!($tasks, concat!("mizzen run /shared/np.sqsh ", $program)) },
             Contender { name: CONTAINER, command: step!($tasks, concat!("--container=/shared/np.sqsh ", $program)) },
             Contender { name: DIRECTORY, command: step!($tasks, concat!("--container=/local/np ", $program)) },
-            Contender { name: KERNEL, command: step!($tasks, concat!("--container=/shared/np.sqsh ", $program)) },
-            Contender { name: KERNEL_BESIDE, command: step!($tasks, concat!("--container=/shared/np.sqsh ", $program)) },
-            Contender { name: BARE_KERNEL, command: step!($tasks, concat!("unshare -r chroot /mnt ", $program)) },
         ]
     };
 }
@@ -78,35 +72,23 @@ const TABLES: [Table; 4] = [
         title: "srun, one task, `true` (ms)",
         rounds: |all| 2 * all,
         contenders: contenders!(1, "/bin/true", "/bin/true"),
-        before: settings,
-        comparisons: &[
-            AddedRatio(CONTAINER, CH_RUN, BARE),
-            AddedRatio(DIRECTORY, BWRAP, BARE),
-            AddedRatio(KERNEL, BWRAP, BARE),
-            AddedRatio(KERNEL, CONTAINER, BARE),
-            AddedRatio(KERNEL_BESIDE, CONTAINER, BARE),
-        ],
+        before: |_| String::new(),
+        comparisons: &[AddedRatio(CONTAINER, CH_RUN, BARE), AddedRatio(DIRECTORY, BWRAP, BARE)],
     },
     Table {
         title: "srun, 64 tasks on one node, `true` (ms)",
         rounds: |all| all.div_ceil(3),
         contenders: contenders!(64, "/bin/true", "/bin/true"),
-        before: settings,
-        comparisons: &[Ratio(CONTAINER, BARE), Ratio(DIRECTORY, BARE), Ratio(KERNEL, BARE)],
+        before: |_| String::new(),
+        comparisons: &[Ratio(CONTAINER, BARE), Ratio(DIRECTORY, BARE)],
     },
     Table {
         // Every step makes its own mount, so nothing that an earlier one has read is there; files are in memory.
         title: "srun, 8 ranks import numpy (ms; bare: `true`)",
         rounds: |all| all.div_ceil(5),
         contenders: contenders!(8, "/bin/true", "python3 -c 'import numpy'"),
-        before: settings,
-        comparisons: &[
-            Ratio(CONTAINER, BWRAP),
-            Ratio(CONTAINER, CH_RUN),
-            Ratio(KERNEL, BARE_KERNEL),
-            Ratio(KERNEL, CONTAINER),
-            Ratio(KERNEL_BESIDE, CONTAINER),
-        ],
+        before: |_| String::new(),
+        comparisons: &[Ratio(CONTAINER, BWRAP), Ratio(CONTAINER, CH_RUN)],
     },
     Table {
         title: "srun without --container, one task, `true` (ms)",
@@ -124,40 +106,9 @@ const TABLES: [Table; 4] = [
     },
 ];
 
-/// Has the kernel mount images of root's.
-const KERNEL_TOML: &str = "/etc/slurm/kernel.toml";
-
-/// The plugin with the contender's settings. For the bare mount, a new one on the node, as a step has that is alone; and
-/// the other way round a step that has used the image, and goes on as long as the next one needs to start.
-fn settings(contender: &Contender) -> String {
-    let kernel = [KERNEL, KERNEL_BESIDE].contains(&contender.name);
-    let config = if kernel { format!(" config={KERNEL_TOML}") } else { String::new() };
-    let plugin = format!("echo 'required {PLUGIN}{config}' > /etc/slurm/plugstack.conf");
-    let alone = format!(
-        "{plugin}; pkill -u alice -x sleep; while pgrep -u alice srun > /dev/null; do sleep 0.02; done"
-    );
-    match contender.name {
-        BARE_KERNEL => {
-            let mount = "umount /mnt 2>/dev/null; mount -t squashfs -o loop,ro /local/np.sqsh /mnt";
-            format!("{alone}; nsenter --target $(pgrep -ox slurmd) --mount sh -c '{mount}'")
-        }
-        KERNEL_BESIDE => {
-            let beside = "cd; export SLURM_JOB_ID=$(squeue -hu alice -o %i); srun -Q --overlap -n1 --container=/shared/np.sqsh \
-                          sh -c \"python3 -c \\\"import numpy\\\"; touch used; exec sleep 60\" 2> /dev/null";
-            let used = "until [ -e /home/alice/used ]; do sleep 0.05; done";
-            format!(
-                "{alone}; rm -f /home/alice/used; runuser -u alice -- bash -c '{beside}' > /dev/null 2>&1 & {used}"
-            )
-        }
-        _ => alone,
-    }
-}
-
 /// Measures and prints all tables. A contender that does not run has no time: the others are measured, and the end
 /// is an error that names the command and what it said.
 pub fn run(cluster: &Cluster, rounds: u32) -> Result<()> {
-    let toml = "stage = \"always\"\nstage_shared = \"/var/cache/mizzen\"\n[mount]\nsquashfs = \"kernel\"\nowners = [0]\n";
-    cluster.write_everywhere(KERNEL_TOML, toml)?;
     // One allocation for all: what is measured is the step, not the queue.
     let allocated = cluster.run("salloc --quiet --no-shell -N1 -n64 && squeue --noheader --format=%i");
     ensure!(allocated.code == 0, "salloc: {}", allocated.text());

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use mizzen_squashfs::fuse::{Owner, serve};
+use mizzen_squashfs::fuse::{Owner, Workers, filter, serve};
 use mizzen_squashfs::squashfs::Image;
 use rustix::mount::{MountFlags, mount};
 
@@ -52,6 +52,9 @@ fn run() -> Result<(), BoxError> {
     );
     let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
     mount("squashfs-serve", mountpoint.as_str(), "fuse", flags, CString::new(options)?.as_c_str())?;
-    serve(device, Arc::new(image), owner, threads, &|error| eprintln!("squashfs-serve: {error}"))?;
+    let workers = Workers::new(threads);
+    rustix::thread::set_no_new_privs(true)?;
+    filter::install()?;
+    serve(device, Arc::new(image), owner, workers, &|damage| eprintln!("squashfs-serve: {}", damage.error))?;
     Ok(())
 }

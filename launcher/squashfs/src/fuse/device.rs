@@ -1,4 +1,4 @@
-//! The FUSE device: how requests arrive and answers leave. The only file with unsafe code, for one ioctl.
+//! The FUSE device: how requests arrive and answers leave. With unsafe code for one ioctl.
 //!
 //! Run by: the user, in the FUSE server process.
 
@@ -9,7 +9,19 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 
 /// FUSE_DEV_IOC_CLONE: joins a newly opened /dev/fuse to the connection of another descriptor.
-const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(229, 0);
+pub const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(229, 0);
+
+/// A device that belongs to no connection yet.
+pub struct Spare(OwnedFd);
+
+impl Spare {
+    /// As many as there are, and `count` at most: /dev/fuse may be hidden from the server. To be called before the filter,
+    /// which lets no file be opened.
+    pub fn open(count: usize) -> Vec<Spare> {
+        let open = |_| File::options().read(true).write(true).open("/dev/fuse").ok();
+        (0..count).map_while(open).map(|file| Spare(file.into())).collect()
+    }
+}
 
 /// A connection to the kernel.
 pub struct Device(OwnedFd);
@@ -20,15 +32,15 @@ impl Device {
         Device(fd)
     }
 
-    /// The same connection with a request queue of its own, or, where /dev/fuse cannot be opened (it may be
-    /// hidden from the server), with a shared one.
-    pub fn another(&self) -> io::Result<Device> {
-        self.separate_queue().or_else(|_| self.0.try_clone()).map(Device)
+    /// The same connection with a request queue of its own, or, where there is no spare device or the kernel does not
+    /// join it, with a shared one.
+    pub fn another(&self, spare: Option<Spare>) -> io::Result<Device> {
+        let separate = spare.and_then(|spare| self.join(spare).ok());
+        separate.map_or_else(|| self.0.try_clone(), Ok).map(Device)
     }
 
     #[allow(unsafe_code)]
-    fn separate_queue(&self) -> io::Result<OwnedFd> {
-        let fd = OwnedFd::from(File::options().read(true).write(true).open("/dev/fuse")?);
+    fn join(&self, Spare(fd): Spare) -> io::Result<OwnedFd> {
         let original = self.0.as_raw_fd() as u32;
         // SAFETY: FUSE_DEV_IOC_CLONE reads one u32 through the pointer it is given, which Setter makes point
         // to its own copy of `original`; it writes nothing.

@@ -9,6 +9,7 @@
 mod abi;
 mod device;
 mod entries;
+pub mod filter;
 mod init;
 mod operations;
 #[cfg(test)]
@@ -19,10 +20,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use abi::{Message, Request, answer_head};
-use device::Device;
+use device::{Device, Spare};
 use operations::{Answer, Server};
 
-use crate::squashfs::{Error, Image};
+use crate::squashfs::{Error, Image, InodeRef};
 
 /// Who owns the files that the mount shows.
 #[derive(Debug, Clone, Copy)]
@@ -38,33 +39,54 @@ pub enum Owner {
     },
 }
 
+/// A part of the image that cannot be read and that somebody waits for.
+pub struct Damage<'a> {
+    /// What is wrong.
+    pub error: &'a Error,
+    /// The file or directory that was asked for; None for the root.
+    pub node: Option<InodeRef>,
+}
+
+/// The threads of a server, as long as it may still open files.
+pub struct Workers {
+    threads: usize,
+    spares: Vec<Spare>,
+}
+
+impl Workers {
+    /// Prepares so many.
+    pub fn new(threads: usize) -> Workers {
+        Workers { threads, spares: Spare::open(threads.saturating_sub(1)) }
+    }
+}
+
 /// Answers the requests for a mounted file system until it is unmounted or the connection is aborted.
 ///
 /// `device` is the descriptor that the file system was mounted with, read-only, with `default_permissions`
 /// (the server checks none) and `rootmode=40000`. A process that meets a damaged part of the image gets EIO,
-/// which says little, so `report` is told what is wrong, each time.
+/// which says little, so `report` is told before that what is wrong, each time. (Not when the kernel reads ahead: what
+/// nobody asked for harms nobody.)
 pub fn serve(
     device: OwnedFd,
     image: Arc<Image>,
     owner: Owner,
-    threads: usize,
-    report: &(dyn Fn(&Error) + Sync),
+    workers: Workers,
+    report: &(dyn Fn(&Damage) + Sync),
 ) -> io::Result<()> {
+    let Workers { threads, spares } = workers;
     let device = Device::new(device);
     let Some(features) = init::negotiate(&device)? else { return Ok(()) };
     let server = Server::new(image, owner, features);
     std::thread::scope(|scope| {
         let mut others = Vec::new();
-        for number in 1..threads {
+        let mut spares = spares.into_iter();
+        for _ in 1..threads {
             // With fewer threads than asked for (a limit on processes, say) the mount is slower, not broken.
             // To fail here would be to wait for ever: the threads already started end with the mount only.
-            let Ok(device) = device.another() else { break };
+            let Ok(device) = device.another(spares.next()) else { break };
             let server = &server;
-            let builder = std::thread::Builder::new().name(format!("fuse-{number}"));
-            let Ok(thread) = builder.spawn_scoped(scope, move || answer_requests(&device, server, report))
-            else {
-                break;
-            };
+            let work = move || answer_requests(&device, server, report);
+            let Ok(thread) = std::thread::Builder::new().spawn_scoped(scope, work) else { break };
             others.push(thread);
         }
         let mut result = answer_requests(&device, &server, report);
@@ -77,7 +99,7 @@ pub fn serve(
 }
 
 /// What each thread does.
-fn answer_requests(device: &Device, server: &Server, report: &dyn Fn(&Error)) -> io::Result<()> {
+fn answer_requests(device: &Device, server: &Server, report: &dyn Fn(&Damage)) -> io::Result<()> {
     let mut buffer = vec![0; abi::REQUEST_BUFFER];
     let mut message = Message::default();
     while let Some(bytes) = device.receive(&mut buffer)? {
@@ -93,7 +115,11 @@ fn answer_requests(device: &Device, server: &Server, report: &dyn Fn(&Error)) ->
             }
             Ok(Answer::None) => {}
             Err(failure) => {
-                failure.damage().into_iter().for_each(report);
+                if let Some(error) = failure.damage()
+                    && server.is_wanted(&request)
+                {
+                    report(&Damage { error, node: entries::reference_of(request.node).ok().flatten() });
+                }
                 send(device, request.unique, failure.errno().raw_os_error(), &[]);
             }
         }

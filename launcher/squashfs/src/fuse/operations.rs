@@ -4,8 +4,10 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::Owner;
@@ -17,11 +19,16 @@ use crate::squashfs::{EntryType, Error, Image, Inode, Kind, Piece};
 /// The offsets of `.` and `..` in a listing come before those of the image.
 const DOTS: u64 = 2;
 
+/// As many unreadable parts of files are remembered.
+const MAX_UNREADABLE: usize = 64;
+
 /// All that the threads share.
 pub struct Server {
     pub image: Arc<Image>,
     pub owner: Owner,
     features: Features,
+    /// Parts of files, by their nodes, that could not be read.
+    unreadable: Mutex<Vec<(u64, Range<u64>)>>,
 }
 
 /// How a request is answered, if not with an error.
@@ -81,7 +88,7 @@ impl Failure {
 
 impl Server {
     pub fn new(image: Arc<Image>, owner: Owner, features: Features) -> Server {
-        Server { image, owner, features }
+        Server { image, owner, features, unreadable: Mutex::default() }
     }
 
     pub fn block_size(&self) -> u32 {
@@ -128,6 +135,25 @@ impl Server {
             _ => return Err(Errno::NOSYS.into()),
         }
         Ok(Answer::Message)
+    }
+
+    /// Whether somebody waits for what could not be read. The kernel does not say when it only reads ahead. But what it
+    /// did not get so, it asks for again when a program needs it, and then for no more than the piece in question.
+    pub fn is_wanted(&self, request: &Request<'_>) -> bool {
+        if request.opcode != opcode::READ {
+            return true;
+        }
+        let Ok((offset, len)) = range(request) else { return true };
+        let part = offset..offset.saturating_add(len as u64);
+        let is_direct = request.fields().u32(32).is_some_and(|flags| flags & OFlags::DIRECT.bits() != 0);
+        let mut unreadable = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_again = unreadable
+            .iter()
+            .any(|(node, known)| *node == request.node && known.start <= part.start && part.end <= known.end);
+        if !is_again && unreadable.len() < MAX_UNREADABLE {
+            unreadable.push((request.node, part));
+        }
+        is_again || is_direct || len <= rustix::param::page_size()
     }
 
     fn inode(&self, request: &Request<'_>) -> Result<Inode> {

@@ -49,6 +49,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Error::Io { at, source } if source.kind() == io::ErrorKind::UnexpectedEof => {
+                write!(f, "the image has become shorter: the block at byte {at} is not whole")
+            }
             Error::Io { at, source } => write!(f, "reading the image at byte {at}: {source}"),
             Error::TooShort { len } => {
                 write!(f, "not a squashfs image: too short, {len} bytes (the header alone has 96)")
@@ -105,7 +108,7 @@ impl From<Error> for io::Error {
         match error {
             Error::NotFound => rustix::io::Errno::NOENT.into(),
             Error::NotADirectory => rustix::io::Errno::NOTDIR.into(),
-            error => io::Error::other(error.to_string()),
+            error => io::Error::other(error),
         }
     }
 }

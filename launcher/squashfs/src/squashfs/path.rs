@@ -1,15 +1,24 @@
-//! Paths inside the image, for the launcher, which reads a few small files before anything is mounted.
+//! Paths inside the image, for the launcher, which reads a few small files before anything is mounted, and for what the
+//! server has to say of a damaged one.
 //!
-//! Run by: the user, in the launcher.
+//! Run by: the user, in the launcher and in the FUSE server process.
+
+use std::collections::VecDeque;
 
 use super::Image;
+use super::directory::EntryType;
 use super::error::{Error, Result};
 use super::inode::{Inode, Kind};
+use super::metadata::InodeRef;
 
 /// As many as Linux follows.
 const MAX_LINKS: usize = 40;
 /// Components still to walk; a link's target adds to them, so that this bounds the memory of a hostile image.
 const MAX_COMPONENTS: usize = 4096;
+/// As many names are looked at to find the path of a file, which takes some tenths of a second; and as much is remembered.
+const MAX_NAMES: usize = 200_000;
+const MAX_DIRECTORIES: usize = 10_000;
+const MAX_PATH: usize = 1024;
 
 impl Image {
     /// The inode at `path`, with symbolic links followed (the last one too) as if the image's root were `/`.
@@ -50,6 +59,28 @@ impl Image {
             push_components(&mut rest, &target)?;
         }
         Ok(current)
+    }
+
+    /// A path that leads to an inode, if it is soon found. Directories that cannot be read are passed over.
+    pub fn path_of(&self, wanted: InodeRef) -> Option<Vec<u8>> {
+        let mut directories = VecDeque::from([(self.superblock.root, Vec::new())]);
+        let mut left = MAX_NAMES;
+        while let Some((reference, path)) = directories.pop_front() {
+            let Ok(directory) = self.inode(reference) else { continue };
+            let Ok(mut listing) = self.read_dir(&directory, 0) else { continue };
+            while let Ok(Some(entry)) = listing.next() {
+                left = left.checked_sub(1)?;
+                let below = [&path, b"/".as_slice(), entry.name].concat();
+                if entry.inode == wanted {
+                    return Some(below);
+                }
+                let is_directory = entry.file_type == EntryType::Directory;
+                if is_directory && below.len() < MAX_PATH && directories.len() < MAX_DIRECTORIES {
+                    directories.push_back((entry.inode, below));
+                }
+            }
+        }
+        None
     }
 
     /// The contents of the regular file at `path`, which must not be larger than `limit`.

@@ -20,7 +20,7 @@ pub fn made(tree: &dyn Tree) -> Result<bool, Failure> {
             Ok(_) => return Ok(false),
             // /etc is a link or a file.
             Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => return Ok(false),
-            Err(error) => return Err(cannot_read(path, &error)),
+            Err(error) => return Err(cannot_read(path, error)),
         }
     }
     let script = file(tree, SCRIPT)?.unwrap_or_default();

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::variables::Variables;
-use super::{Architecture, Maker, Metadata, Tree, file, json, labels};
+use super::{Architecture, Maker, Metadata, REMAKE, Tree, file, json, labels};
 
 pub const CONFIG: &str = "/.mizzen/config.json";
 
@@ -51,7 +51,8 @@ pub fn read(tree: &dyn Tree) -> Result<Metadata, Failure> {
 fn arguments(field: &str, list: Option<Vec<String>>) -> Result<Vec<OsString>, Failure> {
     let list = list.unwrap_or_default();
     if list.iter().any(|argument| argument.contains('\0')) {
-        return Err(Failure::new(format!("{CONFIG} in the image is damaged: {field} contains a NUL")));
+        let message = format!("{CONFIG} in the image is damaged: {field} contains a NUL");
+        return Err(Failure::new(message).hint(REMAKE));
     }
     Ok(list.into_iter().map(OsString::from).collect())
 }

@@ -59,9 +59,9 @@ fn scripts(tree: &dyn Tree) -> Result<Vec<String>, Failure> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
             return Ok(Vec::new());
         }
-        Err(error) => return Err(cannot_read(SCRIPTS, &error)),
+        Err(error) => return Err(cannot_read(SCRIPTS, error)),
     };
-    let entries = tree.list(&directory).map_err(|error| cannot_read(SCRIPTS, &error))?;
+    let entries = tree.list(&directory).map_err(|error| cannot_read(SCRIPTS, error))?;
     let script = |entry: &Entry| matches!(entry, Entry::File { .. } | Entry::Symlink);
     let mut names: Vec<String> = entries
         .into_iter()

@@ -183,7 +183,7 @@ fn the_operating_system() {
 fn hostile_images_fail_or_say_nothing() {
     let image = Scratch::new();
     image.link(".singularity.d", "/.singularity.d");
-    assert!(failure(&image).starts_with("/.singularity.d in the image: cannot read: Too many levels"));
+    assert!(failure(&image).starts_with("/.singularity.d in the image: Too many levels"));
     let image = Scratch::new();
     image.file("ch", "a file");
     image.file(".mizzen", "a file");
@@ -194,7 +194,7 @@ fn hostile_images_fail_or_say_nothing() {
     image.link("ch/metadata.json", "../../../../../../etc/hostname");
     assert_eq!(read_image(&image).maker, Maker::Plain, "the host's files are not there");
     image.directory(".mizzen/config.json");
-    assert!(failure(&image).contains("Is a directory"));
+    assert!(failure(&image).contains("is a directory, and must be a file"));
     let image = Scratch::new();
     image.directory(".singularity.d/env");
     (0..65).for_each(|n| drop(image.file(&format!(".singularity.d/env/{n:02}.sh"), "")));

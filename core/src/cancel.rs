@@ -1,0 +1,89 @@
+//! Ends a step on all its nodes when it cannot have its container on this one: the programs on the others would wait for
+//! this one's, under MPI for ever. Runs as the user, in the task that has told the user: in the launcher, or before it starts;
+//! and in the watcher of a file server that has failed.
+//!
+//! Slurm's own command does it. Its SIGKILL would reach this task too, and those that are here on other nodes for the same
+//! reason, and srun's exit code would be theirs and not ours. So everybody waits a little, those on higher nodes longer.
+//! Then the first one sends SIGTERM, which is a chance for the programs and tells all others like it that they need not
+//! stay; and a second later a signal that ends every program and that no program handles. Those that are here hold both
+//! back. If the container is missing on every node, which is the usual case, all tasks end with our code.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::handover::OtherNodes;
+
+/// On the step's first node. The other nodes may be about to fail as well.
+const WAIT: Duration = Duration::from_millis(500);
+/// So much longer on each node after it; a signal reaches all nodes in less.
+const NEXT: Duration = Duration::from_millis(250);
+const NEXT_LIMIT: u32 = 6;
+/// For the programs to end by themselves.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// For Slurm's command.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Ends what is left. Linux itself never sends it.
+const LAST: Signal = Signal::SIGSTKFLT;
+
+/// Holds back the signals by which a step is ended. To be called before the failure is told.
+pub fn hold_back_signals() {
+    let mut held = SigSet::empty();
+    held.add(Signal::SIGTERM);
+    held.add(LAST);
+    let _ = held.thread_block();
+}
+
+/// Ends the step; returns when this task should end.
+pub fn end_step(step: &str, nodes: &OtherNodes) {
+    if is_seen_to_within(WAIT + NEXT * nodes.index.min(NEXT_LIMIT)) {
+        return;
+    }
+    scancel(&nodes.scancel, "--signal=TERM", step);
+    std::thread::sleep(GRACE);
+    scancel(&nodes.scancel, &format!("--signal={}", LAST as i32), step);
+}
+
+/// Whether another node ends the step in that time.
+fn is_seen_to_within(time: Duration) -> bool {
+    let mut term = SigSet::empty();
+    term.add(Signal::SIGTERM);
+    let Ok(arrived) = SignalFd::with_flags(&term, SfdFlags::SFD_CLOEXEC) else { return false };
+    let end = Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut [PollFd::new(arrived.as_fd(), PollFlags::POLLIN)], timeout) {
+            Err(Errno::EINTR) => {}
+            outcome => return outcome.is_ok_and(|ready| ready > 0),
+        }
+    }
+}
+
+/// What becomes of it is no matter: the user knows what went wrong. A controller that does not answer is not waited for.
+fn scancel(program: &Path, signal: &str, step: &str) {
+    let mut command = Command::new(program);
+    // What the job has for its own programs is not for the node's, and SCANCEL_… would have it ask, or match other steps.
+    let kept = ["SLURM_CONF", "SLURM_CONF_SERVER"];
+    let kept = kept.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+    command.env_clear().envs(kept);
+    command.args(["--quiet", signal, step]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let Ok(mut child) = command.spawn() else { return };
+    let end = Instant::now() + PATIENCE;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() > end {
+            let _ = child.kill();
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,63 @@
+//! What the texts say that Slurm's own commands hand to a node in place of options: a crontab's script, and the file of
+//! `--multi-prog`.
+
+/// How scrontab begins its scripts.
+const HEAD: &[u8] = b"#!/bin/sh\n# This job was submitted through scrontab\n";
+
+/// The option for a container in a script of scrontab's.
+pub fn scrontab_option(script: &[u8], slurms_own: bool) -> Option<String> {
+    let lines = script.strip_prefix(HEAD)?.split(|byte| *byte == b'\n');
+    let options = lines.filter_map(|line| line.trim_ascii_start().strip_prefix(b"#SCRON"));
+    let words = options.flat_map(|line| line.split(u8::is_ascii_whitespace));
+    let names = words.map(|word| word.split(|byte| *byte == b'=').next().unwrap_or_default());
+    let ours = |name: &&[u8]| match *name {
+        b"--container" => !slurms_own,
+        name => name.starts_with(b"--container-") || name.starts_with(b"--no-container-"),
+    };
+    names.into_iter().find(ours).map(|name| String::from_utf8_lossy(name).into_owned())
+}
+
+/// Whether any line is `0-3,5 program argument …` or `* program`. Slurm skips lines that it does not understand.
+pub fn lists_programs(content: &[u8]) -> bool {
+    content.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start).any(|line| {
+        let end = line.iter().position(u8::is_ascii_whitespace).unwrap_or(0);
+        let ranks = &line[..end];
+        ranks.iter().any(|byte| byte.is_ascii_digit() || *byte == b'*')
+            && ranks.iter().all(|byte| byte.is_ascii_digit() || b",-*:".contains(byte))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_scrontab_was_told_counts() {
+        let script = |line: &str| {
+            format!(
+                "#!/bin/sh\n# This job was submitted through scrontab\n{line}\n# crontab time request was: '@hourly'\nx\n"
+            )
+        };
+        for (line, found) in [
+            ("#SCRON --container=/a -n2", Some("--container")),
+            ("#SCRON -n2\n#SCRON --container-image /a", Some("--container-image")),
+            ("#SCRON --no-container-script", Some("--no-container-script")),
+            ("#SCRON --contiguous", None),
+            ("srun --container=/a x", None),
+        ] {
+            assert_eq!(scrontab_option(script(line).as_bytes(), false).as_deref(), found, "{line}");
+        }
+        assert_eq!(scrontab_option(script("#SCRON --container=/a").as_bytes(), true), None);
+        assert_eq!(scrontab_option(b"#!/bin/sh\n#SCRON --container=/a\n", false), None);
+    }
+
+    #[test]
+    fn lists_are_known_without_their_last_newline() {
+        for list in ["0 a", "* a b\n", "# x\n\n 0-3,5\ta %t\n", "0 \\\n a", "what is this\n1 a", "0-7:2 a"] {
+            assert!(lists_programs(list.as_bytes()), "{list}");
+        }
+        for other in ["", "0", "5\n", "-c", "--n 3", "- a", "a 0", "echo 0 a", "1.5 x", "10:30:00", "0x1 a"] {
+            assert!(!lists_programs(other.as_bytes()), "{other}");
+        }
+    }
+}

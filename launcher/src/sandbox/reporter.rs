@@ -1,0 +1,83 @@
+//! How the user is told that a container has lost its files, after its maker has become the program.
+//!
+//! Run by the watchers of the file servers, as the user.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use mizzen_core::Failure;
+use nix::poll::{PollFlags, PollTimeout};
+use rustix::fs::fstat;
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+
+use super::processes::{mount_namespace_of, processes_in};
+use super::watcher::wait_for;
+use crate::{message, sys};
+
+/// A terminal may be stopped, and a pipe full. In milliseconds.
+const WRITABLE: u16 = 2000;
+
+/// How the user is told.
+pub trait Reporter {
+    /// What it needs open for that.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    /// Gets ready to tell, at once: the program may end any moment, and its streams with it.
+    fn hold(&self, mount_namespace: u64) -> Box<dyn FnOnce(&Failure) + '_>;
+
+    /// Ends what the container is a part of, on other nodes too. Before the container itself is ended: with it may end
+    /// everything that is left here.
+    fn cancel(&self) {}
+}
+
+/// Tells the user through the standard error of the program.
+pub struct ToStandardError {
+    /// The program, or what will become it. If it has ended, another process of the container will do.
+    pub program: u32,
+}
+
+impl Reporter for ToStandardError {
+    fn hold(&self, mount_namespace: u64) -> Box<dyn FnOnce(&Failure)> {
+        let program = i32::try_from(self.program).ok();
+        // It may be another process with the same number by now.
+        let is_inside = |process: &i32| mount_namespace_of(&process.to_string()) == Some(mount_namespace);
+        let stream = program.filter(is_inside).and_then(standard_error);
+        let stream = stream.or_else(|| processes_in(mount_namespace).into_iter().find_map(standard_error));
+        Box::new(move |failure| {
+            // Nobody is left to be told when this fails.
+            let _ = stream.is_some_and(|stream| tell(&stream, failure));
+        })
+    }
+}
+
+/// What tells a stream from others.
+pub fn identity_of(stream: impl AsFd) -> Option<(u64, u64)> {
+    fstat(stream).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// This stream, if it is still the standard error of a process of a container.
+pub fn standard_error_in(mount_namespace: u64, identity: (u64, u64)) -> Option<File> {
+    let streams = processes_in(mount_namespace).into_iter().filter_map(standard_error);
+    streams.into_iter().find(|stream| identity_of(stream) == Some(identity))
+}
+
+/// Writes a failure there; false if that is not possible.
+pub fn tell(mut stream: &File, failure: &Failure) -> bool {
+    wait_for(stream.as_fd(), PollFlags::POLLOUT, PollTimeout::from(WRITABLE))
+        && stream.write_all(message(failure).as_bytes()).is_ok()
+}
+
+/// The standard error of a process: the same open file, so that what is written there does not write over the rest. Where
+/// the kernel does not give it (before Linux 5.6), opened anew.
+fn standard_error(process: i32) -> Option<File> {
+    let same = |process| pidfd_getfd(process, 2, PidfdGetfdFlags::empty()).ok();
+    sys::pidfd_of(process).ok().and_then(same).map(File::from).or_else(|| {
+        let mut options = OpenOptions::new();
+        options.append(true).custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK);
+        options.open(format!("/proc/{process}/fd/2")).ok()
+    })
+}

@@ -1,0 +1,254 @@
+//! The process that watches over a file server, which is its child. When the server dies, or meets a part of the image that
+//! cannot be read, the programs that use it would end by SIGBUS, or go on with errors that say nothing. So the watcher
+//! tells the user, once, and ends the container.
+//!
+//! Runs as the user, outside the container: in its mount namespace it would keep alive what it waits to see ended. It has
+//! none of the program's streams open before it needs them, because others wait for their end.
+
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use mizzen_core::Failure;
+use mizzen_core::failure::quote;
+use mizzen_squashfs::squashfs::{self, Image};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{Pid, read, write};
+
+use super::processes::Members;
+use super::reporter::Reporter;
+use crate::image::DAMAGED as DAMAGED_IMAGE;
+use crate::sys;
+
+/// Who kills all processes of a job does so one after the other, and the watcher is one of them.
+const KILLED_TOGETHER: Duration = Duration::from_millis(500);
+/// No report of a server is longer.
+const LIMIT: usize = 4096;
+
+/// What the watchers of a container's servers have in common.
+pub struct Watch {
+    /// Here lies the number of the container's mount namespace, once it is made. Who takes it has the right to report and
+    /// to end the container: one watcher, once.
+    claim: PipeReader,
+    announce: PipeWriter,
+    reporter: Box<dyn Reporter>,
+}
+
+impl Watch {
+    /// For a container that is yet to be made.
+    pub fn new(reporter: Box<dyn Reporter>) -> Result<Watch, Failure> {
+        let failed = |error: io::Error| Failure::caused_by("cannot watch the file servers", error);
+        let (claim, announce) = io::pipe().map_err(failed)?;
+        rustix::io::ioctl_fionbio(&claim, true).map_err(|errno| failed(errno.into()))?;
+        Ok(Watch { claim, announce, reporter })
+    }
+
+    /// The container is made: until now its maker has told of every failure, from now on the watchers do.
+    pub fn begin(mut self, mount_namespace: Option<u64>) {
+        // A pipe whose reader is here has room for this.
+        let _ = mount_namespace.map(|number| self.announce.write_all(&number.to_ne_bytes()));
+    }
+
+    /// What a watcher needs open.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut descriptors = self.reporter.descriptors();
+        descriptors.push(self.claim.as_fd());
+        descriptors
+    }
+
+    /// Takes the right to report and to end the container, if that is there, and nobody else has it.
+    fn claim(&self) -> Option<u64> {
+        let mut number = [0; 8];
+        (&self.claim).read_exact(&mut number).ok()?;
+        Some(u64::from_ne_bytes(number))
+    }
+
+    /// The same, but waits until the container is there, or its maker has failed.
+    fn claim_when_ready(&self) -> Option<u64> {
+        wait_for(self.claim.as_fd(), PollFlags::POLLIN, PollTimeout::NONE);
+        self.claim()
+    }
+}
+
+/// The server's end of its connection to the watcher.
+pub struct ToWatcher(OwnedFd);
+
+/// The watcher's end.
+pub struct FromServer(OwnedFd);
+
+/// Makes the connection of a server and its watcher.
+pub fn connection() -> io::Result<(ToWatcher, FromServer)> {
+    let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    Ok((ToWatcher(pair.0), FromServer(pair.1)))
+}
+
+impl AsFd for ToWatcher {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsFd for FromServer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+// The first byte of what a server says.
+const DAMAGED: u8 = b'd';
+const UNREADABLE: u8 = b'u';
+const FAILED: u8 = b'f';
+const ENDED: u8 = b'e';
+
+impl ToWatcher {
+    /// A part of a file of the image cannot be read. Returns when the user has been told, and whether they were.
+    pub fn damage(&self, file: Option<&[u8]>, error: &squashfs::Error) -> bool {
+        let kind = if matches!(error, squashfs::Error::Io { .. }) { UNREADABLE } else { DAMAGED };
+        let text = [file.unwrap_or_default(), b"\0", error.to_string().as_bytes()].concat();
+        self.say(kind, &text);
+        let mut answer = [0];
+        matches!(read(&self.0, &mut answer), Ok(1)) && answer == [1]
+    }
+
+    /// The server cannot go on, for this reason.
+    pub fn failed(&self, why: &str) {
+        self.say(FAILED, why.as_bytes());
+    }
+
+    /// The server ends, as it should.
+    pub fn ended(&self) {
+        self.say(ENDED, b"");
+    }
+
+    fn say(&self, kind: u8, text: &[u8]) {
+        // A watcher that is no longer there hears nothing.
+        let _ = write(&self.0, &[&[kind], &text[..text.len().min(LIMIT - 1)]].concat());
+    }
+}
+
+/// A server, as its watcher sees it.
+pub struct Watched<'a> {
+    /// The image as the user knows it.
+    pub name: &'a str,
+    /// The image.
+    pub image: &'a Image,
+    /// What the server says.
+    pub server: &'a FromServer,
+}
+
+impl Watched<'_> {
+    /// Watches until the server has ended. Whatever the server says has been made of foreign bytes, perhaps by foreign code.
+    pub fn watch(&self, pid: Pid, watch: &Watch) {
+        become_watcher();
+        let made = self.version();
+        let mut last_words = None;
+        let mut buffer = [0; LIMIT];
+        while let Ok(length @ 1..) = read(&self.server.0, &mut buffer) {
+            match (buffer[0], &buffer[1..length]) {
+                (kind @ (DAMAGED | UNREADABLE), text) => {
+                    let mut members = watch.claim().map(|container| {
+                        let mut members = Members::stop(container);
+                        let failure = self.damage(kind, text, made != self.version());
+                        watch.reporter.hold(container)(&failure);
+                        watch.reporter.cancel();
+                        // Those who wait for the server's answer cannot end before they have it.
+                        members.kill_once();
+                        members
+                    });
+                    let _ = write(&self.server.0, &[u8::from(members.is_some())]);
+                    if let Some(members) = &mut members {
+                        members.kill();
+                    }
+                }
+                (ENDED, _) => {
+                    let _ = waitpid(pid, None);
+                    return;
+                }
+                (_, text) => last_words = Some(quote(text)),
+            }
+        }
+        self.after_death(pid, watch, last_words);
+    }
+
+    /// The server has ended without saying so.
+    fn after_death(&self, pid: Pid, watch: &Watch, last_words: Option<String>) {
+        // Its maker has told the user if the container was not ready; another watcher, if it came first.
+        let Some(container) = watch.claim_when_ready() else { return };
+        // At once: what has this number later may be another container.
+        let mut members = Members::stop(container);
+        let tell = watch.reporter.hold(container);
+        let status = waitpid(pid, None);
+        if matches!(status, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))) {
+            std::thread::sleep(KILLED_TOGETHER);
+        }
+        tell(&self.death(status.ok(), last_words));
+        watch.reporter.cancel();
+        members.kill();
+    }
+
+    /// What changes when somebody writes to the image.
+    fn version(&self) -> Option<(u64, i64, i64)> {
+        let file = File::from(self.image.file().try_clone_to_owned().ok()?).metadata().ok()?;
+        Some((file.len(), file.mtime(), file.mtime_nsec()))
+    }
+
+    fn damage(&self, kind: u8, text: &[u8], is_changed: bool) -> Failure {
+        let mut parts = text.splitn(2, |byte| *byte == 0).map(quote);
+        let file = parts.next().filter(|file| !file.is_empty());
+        let what =
+            file.map_or_else(|| "cannot be read".to_owned(), |file| format!("cannot read {file} in it"));
+        let why = parts.next().unwrap_or_default();
+        let failure = Failure::new(format!("{}: {what}, so the container was ended: {why}", self.name));
+        failure.hint(if is_changed {
+            "the image was written to while it was in use; put a new one in its place with mv, which leaves the old one to \
+             those who use it"
+        } else if kind == UNREADABLE {
+            "its file system fails; the node's kernel log tells more"
+        } else {
+            DAMAGED_IMAGE
+        })
+    }
+
+    fn death(&self, status: Option<WaitStatus>, last_words: Option<String>) -> Failure {
+        let failed = |how: &str| {
+            Failure::new(format!("{}: its file server {how}, so the container was ended", self.name))
+        };
+        let bug = "the image is broken or means harm, or this is a bug of mizzen; please report it";
+        match (last_words, status) {
+            (Some(why), _) => failed(&format!("failed ({why})")).hint(bug),
+            (None, Some(WaitStatus::Signaled(_, Signal::SIGKILL, _))) => failed("was killed").hint(
+                "the kernel kills processes when memory runs out: see `dmesg` on the node, and the limit of the step (--mem)",
+            ),
+            (None, Some(WaitStatus::Signaled(_, Signal::SIGSYS, _))) => {
+                failed("made a system call that its filter does not allow")
+                    .hint(format!("{bug}. The node's kernel log names the call (type=1326)"))
+            }
+            (None, Some(WaitStatus::Signaled(_, signal, _))) => failed(&format!("crashed ({signal})")).hint(bug),
+            (None, _) => failed("ended").hint(bug),
+        }
+    }
+}
+
+/// Leaves everything behind that belongs to the job's program.
+fn become_watcher() {
+    let _ = nix::unistd::chdir("/");
+    let _ = nix::sys::prctl::set_name(c"mizzen-watch");
+    let _ = nix::sys::prctl::set_no_new_privs();
+    let _ = sys::drop_capabilities();
+}
+
+/// Waits for a descriptor; false after the time, or when it cannot be waited for.
+pub fn wait_for(fd: BorrowedFd, what: PollFlags, time: PollTimeout) -> bool {
+    let mut polled = [PollFd::new(fd, what)];
+    loop {
+        match poll(&mut polled, time) {
+            Err(nix::errno::Errno::EINTR) => {}
+            ready => return ready.is_ok_and(|count| count > 0),
+        }
+    }
+}

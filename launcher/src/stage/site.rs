@@ -1,0 +1,352 @@
+//! Site copies: those that root's own `mizzen stage` has made, for all users of the node, of images that everybody may
+//! read. `original` runs as root, on a path that root has typed; `find` as the user on the host.
+//!
+//! A user reads here and does nothing else. What tells the copy is the identity of the original, which the user has
+//! opened: root has written down the same, so both see the same mount.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use mizzen_core::failure::cause;
+use mizzen_core::image::{Form, cannot_open, recognise, refuse_special};
+use mizzen_core::{Digest, Failure};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, getxattr, openat, readlinkat};
+use rustix::io::Errno;
+
+use super::Trouble;
+use super::audience::Audience;
+use super::cache::Cache;
+use super::obtain::damage;
+use super::source::{Identity, Original};
+use crate::image::{Kind, Opened, identify_opened, shown};
+use crate::sys;
+
+/// File systems of the kernel's own, whose files have no content that would stay.
+const PSEUDO: &str = "proc sysfs cgroup cgroup2 debugfs tracefs securityfs selinuxfs smackfs configfs bpf pstore efivarfs fusectl mqueue nsfs \
+     binfmt_misc resctrl rpc_pipefs nfsd devpts";
+/// The kernel's limit.
+const LINKS: u32 = 40;
+
+/// The site's copy of an image that the user has opened, if there is one that can be used.
+pub fn find(directory: &Path, source: &Original, tell: &mut dyn Audience) -> Option<(File, Digest)> {
+    let cache = match Cache::look_at_shared(directory) {
+        Ok(cache) => cache?,
+        Err(failure) => {
+            tell.note(&format!("the site's copies are not used: {failure}"));
+            return None;
+        }
+    };
+    // What lies on a mount that root cannot have seen was not copied.
+    let identity = Identity { mount: mount_of(source.file).ok()?, ..source.identity.clone() };
+    let digest = cache.digest_of(&identity)?;
+    match usable(&cache, digest, source, tell) {
+        Ok(file) => Some((file, digest)),
+        Err(None) => None,
+        Err(Some(why)) => {
+            let copy = shown(&cache.copy_path(digest));
+            tell.note(&format!("{}: the site's copy {copy} is not used: {why}", shown(source.path)));
+            None
+        }
+    }
+}
+
+/// The copy; or why it cannot be used, if it is there at all. No lock is taken: as long as it is open it stays.
+fn usable(
+    cache: &Cache,
+    digest: Digest,
+    source: &Original,
+    tell: &mut dyn Audience,
+) -> Result<File, Option<String>> {
+    let file = match cache.open_copy(digest) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Err(None),
+        Err(errno) => return Err(Some(cause(&errno.into()))),
+    };
+    let size = source.identity.size;
+    let stat = fstat(&file).map_err(|errno| Some(cause(&errno.into())))?;
+    if let Some(why) = cache.why_broken(&stat, Some(size)) {
+        return Err(Some(format!("it is {why}")));
+    }
+    match damage(source, &file, digest, tell) {
+        Some(why) => Err(Some(format!("it is damaged: {why}"))),
+        None => Ok(file),
+    }
+}
+
+/// What lies at a path that root has typed; None if there is nothing.
+pub fn look(path: &Path) -> Result<Option<Form>, Failure> {
+    match walk(path) {
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(cannot_reach(path, errno)),
+        Ok(Way::Open(reached)) if reached.metadata().is_ok_and(|found| found.is_dir()) => {
+            Ok(Some(Form::Directory))
+        }
+        // What it is, and why it is closed, is told when it is opened.
+        Ok(_) => Ok(Some(Form::Squashfs)),
+    }
+}
+
+/// Opens an image that root is to copy for all users; or tells why it is none to be copied. What lies there is looked at
+/// through a descriptor that opens nothing. Only a file that everybody may read is then opened: the path may be a user's, and
+/// lead to devices, to what is closed to that user, or to a file system that never answers.
+pub fn open(path: &Path) -> Result<Opened, Trouble> {
+    let failed = |error| Trouble::Source(Failure::caused_by(shown(path), error));
+    let reached = match walk(path).map_err(|errno| Trouble::Source(cannot_reach(path, errno)))? {
+        Way::Open(reached) => reached,
+        Way::Closed(directory, why) => {
+            let message = format!("the directory {} {why}", shown(&directory));
+            return Err(closed(&message, 'x', &directory, path.starts_with(&directory)));
+        }
+        Way::Served => return Err(refused(SERVED)),
+    };
+    let metadata = reached.metadata().map_err(failed)?;
+    refuse_special(path, &metadata).map_err(Trouble::Source)?;
+    if metadata.is_dir() {
+        let (path, kind) = (path.to_owned(), Kind::Directory);
+        return Ok(Opened { path, file: reached, kind, size: 0, architecture: None });
+    }
+    mount_of(&reached).map_err(|why| refused(&why))?;
+    if let Some(why) = why_closed(&reached, metadata.mode(), 0o044) {
+        let real = fs::read_link(descriptor_path(&reached)).unwrap_or_default();
+        return Err(closed(&format!("it {why}"), 'r', &real, real == path));
+    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file =
+        openat(CWD, descriptor_path(&reached), flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+    let opened = recognise(path, file.into()).and_then(|opened| identify_opened(path, opened));
+    opened.map_err(Trouble::Source)
+}
+
+/// Whether the path still leads to the file that was opened.
+pub fn is_still_there(opened: &Opened) -> bool {
+    let Ok(Way::Open(reached)) = walk(&opened.path) else { return false };
+    matches!((Identity::of(&opened.file), Identity::of(&reached)), (Ok(one), Ok(other)) if one == other)
+}
+
+/// An image that root copies for all users, and has opened.
+pub fn original(opened: &Opened, verify: bool) -> Result<Original<'_>, Trouble> {
+    let mount = mount_of(&opened.file).map_err(|why| refused(&why))?;
+    let source = Original::new(opened, verify)?;
+    // Who has it open could write to it without leaving a trace in its times (by a page that it has mapped).
+    if sys::is_written(&opened.file) {
+        let failure = Failure::new("no copy for all users: somebody has it open for writing");
+        return Err(Trouble::Refused(failure.hint("stage it when it is complete")));
+    }
+    Ok(Original { identity: Identity { mount, ..source.identity }, ..source })
+}
+
+fn refused(why: &str) -> Trouble {
+    Trouble::Refused(Failure::new(format!("no copy for all users: {why}")))
+}
+
+fn cannot_reach(path: &Path, errno: Errno) -> Failure {
+    cannot_open(path, errno.into())
+}
+
+fn descriptor_path(fd: &impl AsRawFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+/// What is mounted where the file lies, with the boot of the node: type and source of the file system. The number of its
+/// device alone may be another's tomorrow. A user who mounts something in a namespace of his own, or through FUSE,
+/// chooses all of it: that is no mount to know a file by.
+fn mount_of(file: &File) -> Result<String, String> {
+    let mount = check_mount(&mount_line(file)?)?;
+    let boot = read("/proc/sys/kernel/random/boot_id")?;
+    Ok(format!("{} {mount}", boot.trim()))
+}
+
+fn read(path: &str) -> Result<String, String> {
+    // Names of mount points are bytes, and users may choose them.
+    let text = fs::read(path).map_err(|error| format!("{path}: {}", cause(&error)))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The line of /proc/self/mountinfo for the mount that a file lies on.
+fn mount_line(file: &File) -> Result<String, String> {
+    let info = read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map_or("", str::trim);
+    find_mount(id, &read("/proc/self/mountinfo")?)
+}
+
+fn find_mount(id: &str, mounts: &str) -> Result<String, String> {
+    let line = mounts.lines().find(|line| line.split(' ').next() == Some(id) && !id.is_empty());
+    line.map(str::to_owned).ok_or_else(|| "it does not lie on a mount of the node".to_owned())
+}
+
+/// Type, source and options: `36 35 98:0 /root /place options [optional fields] - type source super-options`.
+fn parts_of(mount: &str) -> [&str; 3] {
+    let mut rest = mount.split_once(" - ").map_or("", |(_, rest)| rest).split(' ');
+    [(); 3].map(|()| rest.next().unwrap_or_default())
+}
+
+/// Why a file is not read for all users.
+const SERVED: &str = "it lies on a file system that a user serves";
+
+fn is_served_by_user(mount: &str) -> bool {
+    let [kind, _, options] = parts_of(mount);
+    kind.starts_with("fuse") && !options.split(',').any(|option| option == "user_id=0")
+}
+
+fn check_mount(mount: &str) -> Result<String, String> {
+    let [kind, source, _] = parts_of(mount);
+    if PSEUDO.split(' ').any(|pseudo| pseudo == kind) {
+        return Err(format!("it lies on {kind}"));
+    }
+    if is_served_by_user(mount) {
+        return Err(SERVED.to_owned());
+    }
+    Ok(format!("{kind} {source} "))
+}
+
+/// To open what a link leads to is not advised: the link may be another's.
+fn closed(why: &str, right: char, path: &Path, is_direct: bool) -> Trouble {
+    let path = shown(path);
+    let own = "users can stage it for themselves";
+    let hint = match why.contains(LISTED) {
+        _ if !is_direct => format!("a symbolic link leads to {path}; {own}"),
+        true => format!("setfacl -b {path}, if everybody may have the image; {own}"),
+        false => format!("chmod go+{right} {path}, if everybody may have the image; {own}"),
+    };
+    Trouble::Refused(Failure::new(format!("no copy for all users: {why}")).hint(hint))
+}
+
+/// What is said where an access list decides.
+const LISTED: &str = "has an access list";
+
+/// Why somebody may lack these rights of the group and of others. A group without them is shut out even where others
+/// are not, and so is whoever an access list names.
+fn why_closed(fd: &impl AsRawFd, mode: u32, rights: u32) -> Option<String> {
+    let lacks = |class: u32| mode & rights & class != rights & class;
+    let shown = mode & 0o7777;
+    if lacks(0o007) {
+        return Some(format!("is closed to others (mode {shown:04o})"));
+    }
+    if lacks(0o070) {
+        return Some(format!("is closed to its group (mode {shown:04o})"));
+    }
+    let listed = getxattr(descriptor_path(fd), c"system.posix_acl_access", &mut [0u8; 1]);
+    // One that needs more room than that is there.
+    (listed.is_ok() || listed == Err(Errno::RANGE)).then(|| LISTED.to_owned())
+}
+
+/// Where a path leads.
+enum Way {
+    /// Through directories that everybody may search, to this, which is not open for anything.
+    Open(File),
+    /// Through this directory, which is closed to somebody, and why.
+    Closed(PathBuf, String),
+    /// To a file system that a process of a user's serves, and may never answer for.
+    Served,
+}
+
+/// Follows an absolute path by hand, component by component and link by link, so that what is checked is what is gone
+/// through: whoever changes a link meanwhile sends us another way, which is checked as well. Links are text here, also those
+/// in /proc: none leads into the mounts of a user's process.
+fn walk(path: &Path) -> Result<Way, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = || openat(CWD, "/", flags, Mode::empty()).map(File::from);
+    let (mut here, mut names, mut links) = (root()?, names_of(path), 0);
+    loop {
+        // Before anything is asked of it.
+        if mount_line(&here).map_or(true, |mount| is_served_by_user(&mount)) {
+            return Ok(Way::Served);
+        }
+        let stat = fstat(&here)?;
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if let Some(why) = is_directory.then(|| why_closed(&here, stat.st_mode, 0o011)).flatten() {
+            let name = fs::read_link(descriptor_path(&here));
+            return Ok(Way::Closed(name.unwrap_or_else(|_| path.to_owned()), why));
+        }
+        let Some(name) = names.pop() else { return Ok(Way::Open(here)) };
+        let next = File::from(openat(&here, &*name, flags, Mode::empty())?);
+        let target = match readlinkat(&next, "", Vec::new()) {
+            Ok(target) => PathBuf::from(OsString::from_vec(target.into_bytes())),
+            // No link.
+            Err(Errno::NOENT | Errno::INVAL) => {
+                here = next;
+                continue;
+            }
+            Err(errno) => return Err(errno),
+        };
+        links += 1;
+        if links > LINKS {
+            return Err(Errno::LOOP);
+        }
+        if target.is_absolute() {
+            here = root()?;
+        }
+        names.extend(names_of(&target));
+    }
+}
+
+/// The components of a path, the last one first.
+fn names_of(path: &Path) -> Vec<OsString> {
+    let name = |component: Component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsStr::from_bytes(b"..").to_owned()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    path.components().rev().filter_map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::testing::Scratch;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn only_mounts_of_roots_are_known() {
+        let mounts = "36 35 98:0 / / rw - ext4 /dev/sda rw\n\
+                      40 36 0:51 / /a rw shared:7 - fuse.bindfs /x rw,user_id=0,group_id=0\n\
+                      41 36 0:52 / /b rw - fuse.sshfs /x rw,user_id=1000,group_id=0\n\
+                      42 36 0:53 / /proc rw - proc proc rw\n";
+        let check_mount = |id| find_mount(id, mounts).and_then(|mount| check_mount(&mount));
+        assert_eq!(check_mount("36"), Ok("ext4 /dev/sda ".to_owned()));
+        assert_eq!(check_mount("40"), Ok("fuse.bindfs /x ".to_owned()));
+        for (id, why) in
+            [("41", "that a user serves"), ("42", "lies on proc"), ("4", "on a mount"), ("", "on a mount")]
+        {
+            assert!(check_mount(id).unwrap_err().contains(why), "{id}");
+        }
+    }
+
+    #[test]
+    fn closed_directories_are_found_behind_links() {
+        let scratch = Scratch::new();
+        scratch.file("open/image", "x");
+        scratch.file("closed/image", "x");
+        scratch.directory("between");
+        scratch.link("open/to-closed", "../closed/image");
+        scratch.link("open/to-image", "image");
+        scratch.link("open/loop", "loop");
+        let whole = scratch.path().join("open");
+        scratch.link("between/absolute", whole.to_str().unwrap());
+        scratch.link("through", "between/absolute/image");
+        let set = |name: &str, mode| {
+            let path = scratch.path().join(name);
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set("", 0o755);
+        set("closed", 0o750);
+        let way = |name: &str| walk(&scratch.path().join(name));
+        for name in ["open/image", "open/to-image", "through", "between/../open/./image"] {
+            let Ok(Way::Open(reached)) = way(name) else { panic!("{name}") };
+            assert_eq!(fstat(&reached).unwrap().st_size, 1);
+        }
+        let Ok(Way::Closed(found, why)) = way("open/to-closed") else { panic!() };
+        assert_eq!((found, &*why), (scratch.path().join("closed"), "is closed to others (mode 0750)"));
+        set("between", 0o701);
+        assert!(
+            matches!(way("through"), Ok(Way::Closed(_, why)) if why == "is closed to its group (mode 0701)")
+        );
+        assert!(matches!(way("open/loop"), Err(Errno::LOOP)));
+        assert!(matches!(way("open/nothing"), Err(Errno::NOENT)));
+        assert!(matches!(way("open/image/x"), Err(Errno::NOTDIR)));
+    }
+}

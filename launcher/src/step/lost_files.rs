@@ -1,0 +1,52 @@
+//! Tells the user of a step that its container has lost its files, and ends the step on all its nodes. Runs as the user,
+//! in the watchers of the file servers: no task is left there to tell it, so slurmstepd does when it sees a task end.
+
+use std::os::fd::BorrowedFd;
+
+use mizzen_core::handover::OtherNodes;
+use mizzen_core::{Failure, Handover, StepReport, cancel};
+
+use super::channel::StepChannel;
+use crate::sandbox::{Reporter, identity_of, standard_error_in, tell};
+
+/// How slurmstepd is told.
+pub struct ToSlurm {
+    report: StepReport,
+    node: String,
+    step: String,
+    other_nodes: Option<OtherNodes>,
+    /// The task's standard error as Slurm made it; the program may have another one.
+    standard_error: Option<(u64, u64)>,
+}
+
+impl ToSlurm {
+    /// For a step. Of its channel it needs the report alone: with the rest the container itself would be held.
+    pub fn new(handover: &Handover, channel: &StepChannel) -> Result<ToSlurm, Failure> {
+        let Handover { node, step, other_nodes, .. } = handover.clone();
+        let standard_error = identity_of(std::io::stderr());
+        Ok(ToSlurm { report: channel.report()?, node, step, other_nodes, standard_error })
+    }
+}
+
+impl Reporter for ToSlurm {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![std::os::fd::AsFd::as_fd(&self.report)]
+    }
+
+    fn hold(&self, mount_namespace: u64) -> Box<dyn FnOnce(&Failure) + '_> {
+        // When the step is ended on other nodes, srun may have ended before slurmstepd has seen a task end here.
+        let stream = self.standard_error.filter(|_| self.other_nodes.is_some());
+        let stream = stream.and_then(|stream| standard_error_in(mount_namespace, stream));
+        Box::new(move |failure| {
+            let failure = failure.clone().about(&self.node);
+            let told = stream.is_some_and(|stream| tell(&stream, &failure));
+            let _ = self.report.write_failure(&failure, told);
+        })
+    }
+
+    fn cancel(&self) {
+        if let Some(nodes) = &self.other_nodes {
+            cancel::end_step(&self.step, nodes);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The node: what a step was asked to run in, as root in slurmstepd and as the user in its tasks. Nothing that reaches the
+//! node is trusted: all of it is the user's to change.
+//!
+//! There are several ways in which a container can be asked for. The first of these holds:
+//!
+//! 1. sbatch's request in the variable that passes `--export-file`;
+//! 2. SLURM_CONTAINER, the value of Slurm's own option. Clients with mizzen take it away, so this is the option of a client
+//!    without it, and newer than any request that the client has inherited;
+//! 3. the request in its usual variable, from the client or handed down by the enclosing job;
+//! 4. an option, or a variable MIZZEN_CONTAINER…, of which no client has made a request: mizzen was not active where the
+//!    job was submitted.
+
+use mizzen_core::request::{SUBMITTED_VARIABLE, VARIABLE};
+use mizzen_core::{Failure, Request, Settings};
+
+use crate::client::SLURM_CONTAINER;
+use crate::oci;
+use crate::options::{self, Meaning};
+use crate::spank::Spank;
+use crate::state;
+
+/// Whether a container was asked for at all, however badly.
+pub fn container_wanted(spank: &Spank) -> bool {
+    let wanted = state::lock().wanted;
+    // A job whose environment cannot be read may have asked for one.
+    wanted || !matches!(find(spank), Ok(None))
+}
+
+/// What was asked for, checked again.
+pub fn request(spank: &Spank) -> Result<Request, Failure> {
+    Ok(find(spank)?.unwrap_or(Request::Host))
+}
+
+/// A task: leaves the request as the only thing that its program, and a nested srun, can learn it from. Slurm's variable
+/// would hide a nested srun's option.
+pub fn hand_down(spank: &Spank, request: &Request) -> Result<(), Failure> {
+    for name in [c"SLURM_CONTAINER", c"SLURM_SPANK_MIZZEN_REQUEST"] {
+        spank.unset_job_variable(name);
+    }
+    spank.set_job_variable(VARIABLE, &request.encode())
+}
+
+fn find(spank: &Spank) -> Result<Option<Request>, Failure> {
+    if let Some(text) = spank.job_variable(SUBMITTED_VARIABLE)? {
+        return Request::decode(&text).map(Some);
+    }
+    let handed = spank.job_variable(VARIABLE)?.map(|text| Request::decode(&text)).transpose()?;
+    let adopted = |_: &Vec<u8>| options::slurm_has_container() && !oci::slurm_runs_containers();
+    match (spank.job_variable(SLURM_CONTAINER)?.filter(adopted), handed) {
+        (Some(value), Some(Request::Container(outer))) => {
+            Request::from_bare_option("--container", &value, || Ok(outer.settings)).map(Some)
+        }
+        (Some(value), None) => {
+            Request::from_bare_option("--container", &value, || bare_settings(spank)).map(Some)
+        }
+        (Some(value), Some(Request::Host | Request::Join(_))) => {
+            Request::from_bare_option("--container", &value, || Ok(Settings::default())).map(Some)
+        }
+        (_, Some(request)) => Ok(Some(request)),
+        (None, None) => bare_option(spank),
+    }
+}
+
+/// An option or variable that comes without any request.
+fn bare_option(spank: &Spank) -> Result<Option<Request>, Failure> {
+    let reported = state::lock().options.clone();
+    let variables = spank.job_variables()?;
+    let image = reported.iter().rfind(|option| option.meaning() == Some(Meaning::Image));
+    let (option, value) = match (image, variables.image()?, reported.first()) {
+        (Some(image), _, _) => (image.name(), image.value.clone()),
+        (None, Some((name, value)), _) => (name.to_owned(), value.to_vec()),
+        // An option without an image is an error that names it.
+        (None, None, Some(other)) => (other.name(), Vec::new()),
+        (None, None, None) => return Ok(None),
+    };
+    Request::from_bare_option(&option, &value, || bare_settings(spank)).map(Some)
+}
+
+fn bare_settings(spank: &Spank) -> Result<Settings, Failure> {
+    let reported = state::lock().options.clone();
+    Ok(options::settings(&reported)?.or(spank.job_variables()?.settings()?))
+}
