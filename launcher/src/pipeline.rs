@@ -16,7 +16,7 @@ use mizzen_core::{Config, Digest, Failure, limits, request};
 use crate::host::Host;
 use crate::host_libraries;
 use crate::raised_limits;
-use mizzen_squashfs::squashfs;
+use mizzen_squashfs as squashfs;
 
 use crate::image::{self, DirectoryTree, Kind, Metadata, Opened, Tree};
 use crate::options::RunOptions;

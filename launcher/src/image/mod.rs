@@ -20,7 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use mizzen_core::Failure;
-use mizzen_squashfs::squashfs;
+use mizzen_squashfs as squashfs;
 
 /// What to do about an image that contradicts its own format.
 pub const DAMAGED: &str = "the image is broken or was not copied completely; copy it again, or make it again";

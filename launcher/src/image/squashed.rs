@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use super::tree::{Entry, LIST_LIMIT, ReadAt, Tree};
-use mizzen_squashfs::squashfs::{EntryType, Image, Inode, Kind};
+use mizzen_squashfs::{EntryType, Image, Inode, Kind};
 
 impl Tree for Image {
     fn entry(&self, path: &Path) -> io::Result<Option<Entry>> {

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mizzen_core::Failure;
-use mizzen_squashfs::squashfs;
+use mizzen_squashfs as squashfs;
 use nix::sys::signal::Signal;
 
 use crate::plan::{Changes, Plan, Root, What};

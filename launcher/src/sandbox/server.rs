@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
-use mizzen_squashfs::{fuse, squashfs};
+use mizzen_squashfs::{self as squashfs, fuse};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};

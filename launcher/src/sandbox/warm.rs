@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use mizzen_squashfs::squashfs::Image;
+use mizzen_squashfs::Image;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
-use mizzen_squashfs::squashfs::{self, Image};
+use mizzen_squashfs::{self as squashfs, Image};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};

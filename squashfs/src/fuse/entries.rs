@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::Owner;
 use super::abi::{Message, ROOT_ID};
 use super::operations::Server;
-use crate::squashfs::{EntryType, Inode, InodeRef, Kind};
+use crate::reader::{EntryType, Inode, InodeRef, Kind};
 
 /// How long the kernel may believe what it is told, in seconds: ten years, since the image never changes.
 pub const FOREVER: u64 = 10 * 365 * 24 * 3600;

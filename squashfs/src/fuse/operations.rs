@@ -14,7 +14,7 @@ use super::Owner;
 use super::abi::{Message, Request, opcode, open_flag};
 use super::entries::{EntryList, FOREVER, Name, attributes, entry, no_entry, reference_of};
 use super::init::Features;
-use crate::squashfs::{EntryType, Error, Image, Inode, Kind, Piece};
+use crate::reader::{EntryType, Error, Image, Inode, Kind, Piece};
 
 /// The offsets of `.` and `..` in a listing come before those of the image.
 const DOTS: u64 = 2;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{Random, TempDir, make_image, make_tree};
-use mizzen_squashfs::squashfs::{Error, Image, Kind, Result};
+use mizzen_squashfs::{Error, Image, Kind, Result};
 
 const PLAIN_METADATA: &[&str] = &["-noI", "-noX", "-b", "4K"];
 

@@ -8,8 +8,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use mizzen_squashfs::Image;
 use mizzen_squashfs::fuse::{Owner, Workers, filter, serve};
-use mizzen_squashfs::squashfs::Image;
 use rustix::mount::{MountFlags, mount};
 
 const USAGE: &str = "usage: squashfs-serve [--threads N] [--offset BYTES] [--owner UID:GID] IMAGE MOUNTPOINT";

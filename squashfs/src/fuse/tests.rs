@@ -13,7 +13,7 @@ use super::abi::{Message, Request, answer_head, capability, opcode};
 use super::device::Device;
 use super::init::{Features, negotiate};
 use super::operations::{Answer, Server};
-use crate::squashfs::Image;
+use crate::reader::Image;
 
 fn request(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
     let mut message = Message::default();

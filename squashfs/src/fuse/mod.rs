@@ -23,7 +23,7 @@ use abi::{Message, Request, answer_head};
 use device::{Device, Spare};
 use operations::{Answer, Server};
 
-use crate::squashfs::{Error, Image, InodeRef};
+use crate::reader::{Error, Image, InodeRef};
 
 /// Who owns the files that the mount shows.
 #[derive(Debug, Clone, Copy)]
