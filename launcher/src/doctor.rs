@@ -139,7 +139,7 @@ fn settings() -> Result<String, Failure> {
 }
 
 fn user_namespace() -> Result<String, Failure> {
-    sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
+    sandbox::enter_user_namespace(&Identity::new(&Host::detect(), false), None)?;
     let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap_or_default();
     Ok(format!("works (at most {} of them)", limit.trim()))
 }
@@ -150,7 +150,7 @@ fn mounts() -> Result<String, Failure> {
 }
 
 fn fuse() -> Result<String, Failure> {
-    let limits = sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
+    let limits = sandbox::enter_user_namespace(&Identity::new(&Host::detect(), false), None)?;
     let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
         Failure::caused_by("cannot open /dev/fuse", error)
             .or_hint("load the kernel module fuse (modprobe fuse), and give /dev/fuse mode 0666")
@@ -179,7 +179,7 @@ fn overlay() -> Result<String, Failure> {
 
 /// User and mount namespaces of the attempt's own, with a tmpfs in a place that is returned.
 fn own_mounts() -> Result<&'static str, Failure> {
-    let limits = sandbox::enter_user_namespace(&Identity::new(&Host::look(), false), None)?;
+    let limits = sandbox::enter_user_namespace(&Identity::new(&Host::detect(), false), None)?;
     sandbox::enter_mount_namespace(Unshare::default(), &limits)?;
     try_mount("tmpfs", "/tmp", "mode=0755", "a security policy may forbid mounts in user namespaces")?;
     Ok("/tmp")

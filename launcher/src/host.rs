@@ -51,7 +51,7 @@ const FURTHER_DEVICES: [&str; 11] =
 
 impl Host {
     /// Looks around, as a user without a job.
-    pub fn look() -> Host {
+    pub fn detect() -> Host {
         let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
         let account = account_in_file(Path::new("/etc/passwd"), uid);
         let group = group_in_file(Path::new("/etc/group"), gid);
@@ -59,7 +59,7 @@ impl Host {
     }
 
     /// Looks around in a job, where Slurm's side has asked the name services, and may have mapped all groups.
-    pub fn look_with(accounts: &Accounts, all_groups: bool) -> Host {
+    pub fn detect_with(accounts: &Accounts, all_groups: bool) -> Host {
         let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
         let account = accounts.user.clone().map(|name| Account {
             name,

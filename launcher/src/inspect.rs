@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::image::architecture::Architecture;
 use crate::image::{self, Kind, Metadata, Opened};
 use crate::pipeline::Image;
-use crate::stage::{self, Staging};
+use crate::stage::{self, StagingOptions};
 
 /// Everything that can be told about an image.
 pub struct Inspected {
@@ -27,7 +27,7 @@ pub struct Inspected {
 
 /// Looks into an image and computes its digest.
 pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
-    let image = Image::find(image, &Staging::never())?;
+    let image = Image::find(image, &StagingOptions::never())?;
     let metadata = image.metadata()?;
     let digest = match image.opened.kind {
         Kind::Directory => None,

@@ -34,14 +34,14 @@ mizzen-slurm \- containers in Slurm: options of srun, sbatch and salloc
 .SH DESCRIPTION
 The tasks of a step run in the container that is made of IMAGE: a squashfs or SIF file, a directory, or the name of one in the site's image folders. All tasks of a step on a node share one container, which ends with the step. A relative path belongs to the directory in which the job was submitted.
 .PP
-A batch script runs inside as well, unless \-\-no\-container\-script is given; Slurm's commands can be called there although the image has none. What it starts with srun inherits the container: \-\-container=OTHER gives a step another one, \-\-container=none none.
+A batch script runs inside as well, unless \-\-no\-container\-script is given; Slurm's commands can be called there although the image has none. MountKind it starts with srun inherits the container: \-\-container=OTHER gives a step another one, \-\-container=none none.
 .PP
 Every setting by itself comes from the first of these that has it: an option, the container of the enclosing job, a variable (in the outermost command only), mizzen.toml.
 .SH OPTIONS
 "#;
 
 const TAIL: &str = r#".SH EXIT STATUS
-The program's; 125 if there is no container, 126 if the program cannot be executed, 127 if it is not in the container. What can be found wrong before the job is submitted ends the command with 1.
+The program's; 125 if there is no container, 126 if the program cannot be executed, 127 if it is not in the container. MountKind can be found wrong before the job is submitted ends the command with 1.
 .SH FILES
 .I /etc/mizzen/mizzen.toml
 the site's settings

@@ -17,8 +17,8 @@ use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
-use crate::slurm::Inside;
-use crate::stage::Staging;
+use crate::slurm::CallerContext;
+use crate::stage::StagingOptions;
 
 /// Everything that shapes a container.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,7 @@ pub struct RunOptions {
     /// Further namespaces of the container's own.
     pub unshare: Unshare,
     /// When and where the image is copied first.
-    pub staging: Staging,
+    pub staging: StagingOptions,
     /// Which of the node's GPUs it has.
     pub gpu: Gpu,
     /// Who wants the node's MPI library in place of the image's, if anybody.
@@ -71,7 +71,7 @@ pub struct StepOptions {
     /// Where the helper for Slurm's commands listens, if they can be called inside.
     pub commands: Option<String>,
     /// What a program in a container had when it started this step.
-    pub inside: Option<Inside>,
+    pub inside: Option<CallerContext>,
 }
 
 /// Who wants something.
@@ -125,7 +125,7 @@ impl Origin {
 
 impl RunOptions {
     /// What the program had that started this step, if it was in the same image.
-    pub fn inside(&self) -> Option<&Inside> {
+    pub fn inside(&self) -> Option<&CallerContext> {
         let inside = self.step.as_ref()?.inside.as_ref()?;
         (inside.image == self.image).then_some(inside)
     }
@@ -173,7 +173,7 @@ impl RunOptions {
             gpu: settings.gpu.unwrap_or_default(),
             host_mpi,
             fabric: config.fabric,
-            staging: Staging::new(settings.stage.unwrap_or_default(), config)?,
+            staging: StagingOptions::new(settings.stage.unwrap_or_default(), config)?,
             ..RunOptions::default()
         })
     }

@@ -20,10 +20,10 @@ use mizzen_squashfs as squashfs;
 
 use crate::image::{self, DirectoryTree, Kind, Metadata, Opened, Tree};
 use crate::options::RunOptions;
-use crate::plan::{Identity, Plan, What};
+use crate::plan::{Identity, MountKind, Plan};
 use crate::report_note;
-use crate::sandbox::{self, RootSource, Server, Sources, ToStandardError, Unstartable, Watch};
-use crate::stage::{self, Ready, Staging};
+use crate::sandbox::{self, RootSource, Server, Sources, StderrReporter, Unstartable, Watch};
+use crate::stage::{self, StagedImage, StagingOptions};
 
 /// So much may follow an image in its file, and as much again as the image has: padding, signatures, hashes of its blocks.
 const TAIL_LIMIT: u64 = 64 << 20;
@@ -31,10 +31,10 @@ const TAIL_LIMIT: u64 = 64 << 20;
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
     let mut watch = Stopwatch::start();
-    let host = Host::look();
+    let host = Host::detect();
     let image = Image::find(&options.image, &options.staging)?;
     watch.lap("stage");
-    let container_watch = Watch::new(Box::new(ToStandardError { program: std::process::id() }))?;
+    let container_watch = Watch::new(Box::new(StderrReporter { program: std::process::id() }))?;
     let root = image.source(options, &host, &container_watch)?;
     let (plan, data) = plan(options, &image, &host)?;
     let sources = Sources { root, data, watch: container_watch };
@@ -79,8 +79,8 @@ impl Stopwatch {
 
 /// Everything before the first side effect: no copy of the image is made either.
 pub fn prepare(options: &RunOptions) -> Result<Plan, Failure> {
-    let host = Host::look();
-    let options = RunOptions { staging: Staging::never(), ..options.clone() };
+    let host = Host::detect();
+    let options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
     let image = Image::find(&options.image, &options.staging)?;
     plan(&options, &image, &host).map(|(plan, _)| plan)
 }
@@ -100,7 +100,7 @@ pub fn plan(
     raised_limits::check_open_files(&plan)?;
     let mut data = Vec::new();
     for mount in &plan.mounts {
-        if let What::Squashfs(path) = &mount.what {
+        if let MountKind::Squashfs(path) = &mount.what {
             let opened = open_data(path, &options.staging);
             data.push(Arc::new(opened.map_err(|failure| failure.about(&mount.why))?));
         }
@@ -125,15 +125,15 @@ enum Content {
 
 impl Image {
     /// Finds what the user names, in the current directory or the site's folders, and recognises it.
-    pub fn find(name: &Path, staging: &Staging) -> Result<Image, Failure> {
+    pub fn find(name: &Path, staging: &StagingOptions) -> Result<Image, Failure> {
         let (path, pin) = named_image(name, &Config::load(&Source::Default)?)?;
         Image::find_at(&path, pin, staging)
     }
 
     /// Recognises the image at an absolute path, and copies it to this node if that is wanted.
-    pub fn find_at(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Image, Failure> {
+    pub fn find_at(path: &Path, pin: Option<Digest>, staging: &StagingOptions) -> Result<Image, Failure> {
         limits::check_memory()?;
-        let Ready { opened, digest, .. } = stage::image(path, pin, staging)?;
+        let StagedImage { opened, digest, .. } = stage::image(path, pin, staging)?;
         let content = match &opened.kind {
             Kind::Squashfs => Content::Squashfs(Arc::new(open_squashfs(&opened, 0)?)),
             Kind::Sif { offset, .. } => Content::Squashfs(Arc::new(open_squashfs(&opened, *offset)?)),
@@ -192,8 +192,8 @@ pub fn named_image(name: &Path, config: &Config) -> Result<(PathBuf, Option<Dige
 }
 
 /// A squashfs file for a data mount, copied to this node as images are.
-fn open_data(path: &Path, staging: &Staging) -> Result<squashfs::Image, Failure> {
-    let Ready { opened, .. } = stage::image(path, None, staging)?;
+fn open_data(path: &Path, staging: &StagingOptions) -> Result<squashfs::Image, Failure> {
+    let StagedImage { opened, .. } = stage::image(path, None, staging)?;
     match opened.kind {
         Kind::Squashfs => open_squashfs(&opened, 0),
         Kind::Sif { offset, .. } => open_squashfs(&opened, offset),

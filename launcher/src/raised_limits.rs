@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use mizzen_core::Failure;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::plan::{Plan, What};
+use crate::plan::{MountKind, Plan};
 
 /// The soft limits that the user has set, where they have been raised.
 static OPEN_FILES: OnceLock<u64> = OnceLock::new();
@@ -56,12 +56,12 @@ pub fn restore() {
 /// Refuses a plan that needs more open files than there can be.
 pub fn check_open_files(plan: &Plan) -> Result<(), Failure> {
     let needed = plan.mounts.iter().map(|mount| match &mount.what {
-        What::Bind { .. } | What::Commands(_) => 1,
-        What::Devices(devices) => devices.len() as u64,
-        What::HostFiles { files, .. } => files.len() as u64,
+        MountKind::Bind { .. } | MountKind::Commands(_) => 1,
+        MountKind::Devices(devices) => devices.len() as u64,
+        MountKind::HostFiles { files, .. } => files.len() as u64,
         // The file, and the server's socket and device.
-        What::Squashfs(_) => 3,
-        What::Proc | What::Tmpfs(_) | What::File(_) => 0,
+        MountKind::Squashfs(_) => 3,
+        MountKind::Proc | MountKind::Tmpfs(_) | MountKind::File(_) => 0,
     });
     let needed = OWN_FILES + needed.sum::<u64>();
     let allowed = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);

@@ -18,6 +18,7 @@ mod broadcast;
 mod channel;
 mod client;
 mod crontab;
+mod duplicate_load;
 mod multi_prog;
 mod node;
 mod oci;
@@ -27,7 +28,6 @@ mod requested;
 mod root;
 mod spank;
 mod state;
-mod twice;
 mod version;
 
 use mizzen_core::Failure;

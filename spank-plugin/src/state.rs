@@ -12,8 +12,8 @@ use mizzen_core::settings::Key;
 use mizzen_core::{Failure, Request, Variables};
 
 use crate::channel::StepChannel;
+use crate::duplicate_load::Part;
 use crate::options::{self, Meaning};
-use crate::twice::Part;
 
 /// The plugin's memory. A task gets a copy of slurmstepd's when it is forked.
 pub struct State {

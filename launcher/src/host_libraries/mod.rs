@@ -7,6 +7,7 @@
 //! own inside, which is put on LD_LIBRARY_PATH and PATH.
 
 mod abi;
+mod cdi_devices;
 mod discover;
 mod elf;
 mod fabric;
@@ -17,7 +18,6 @@ mod pattern;
 mod rules;
 mod show;
 mod site_mpi;
-mod specified;
 
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
@@ -113,7 +113,7 @@ pub fn decide(
     let specs = LazyCell::new(Specs::of_node);
     let mut devices = match options.devices.is_empty() {
         true => Vec::new(),
-        false => specified::named(options, &specs)?,
+        false => cdi_devices::named(options, &specs)?,
     };
     for rule in &rules {
         let (on, why) = match rule.switch {
@@ -139,7 +139,7 @@ pub fn decide(
             // Who names some of them means just those.
             if devices.iter().all(|device| device.kind != *kind) {
                 let gpus = node.gpus(rule);
-                devices.extend(specified::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
+                devices.extend(cdi_devices::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
             }
             given.findings.push((rule.name.clone(), format!("{why}; by CDI specification")));
             continue;
@@ -205,7 +205,7 @@ impl HostLibraries {
         let image = ImageLibraries::of(tree, &metadata.environment);
         let Some(decisions) = self.check(&rule.name, found, &rule.directories, node, &image) else { return };
         if let (Some(pattern), Some(driver)) = (&rule.compatibility, &found.version)
-            && let Some(directory) = specified::newer_in_image(pattern, driver, tree)
+            && let Some(directory) = cdi_devices::newer_in_image(pattern, driver, tree)
         {
             let why = format!("{}: the image's, newer than the driver", rule.name);
             self.findings.push((directory.display().to_string(), why));

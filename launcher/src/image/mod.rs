@@ -8,7 +8,7 @@ pub mod architecture;
 pub mod identify;
 pub mod metadata;
 pub mod sif;
-mod squashed;
+mod squashfs_tree;
 pub mod tree;
 
 pub use identify::{Kind, Opened, identify, identify_opened};

@@ -83,7 +83,7 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         chosen.insert("TZ".into(), (zone.into(), "the node's time zone"));
     }
     // Those of another step mean nothing here, nor does what belongs to another image.
-    let between = [slurm::HOST_VARIABLE, slurm::inside::VARIABLE];
+    let between = [slurm::HOST_VARIABLE, slurm::caller_context::VARIABLE];
     let of_other_step = |name: &OsString| {
         name == DIGEST_VARIABLE || options.step.is_some() && between.iter().any(|between| name == *between)
     };

@@ -7,8 +7,8 @@ use std::path::{Component, Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 
-use super::places::{lies_in, shown};
-use super::{Mount, What, mounts};
+use super::mount_points::{lies_in, shown};
+use super::{Mount, MountKind, mounts};
 use crate::image::{Entry, Tree, in_image, resolve};
 
 /// A symbolic link.
@@ -67,8 +67,8 @@ pub fn place(
         let below = link.path.strip_prefix(&mount.target).unwrap_or(&link.path);
         match &mount.what {
             _ if mount.target == link.path => {}
-            What::Tmpfs(_) | What::Devices(_) => links.in_memory.push(link),
-            What::Bind { source, .. } if source.join(below).symlink_metadata().is_ok() => {}
+            MountKind::Tmpfs(_) | MountKind::Devices(_) => links.in_memory.push(link),
+            MountKind::Bind { source, .. } if source.join(below).symlink_metadata().is_ok() => {}
             _ => {
                 let outer = quote(mount.target.as_os_str().as_encoded_bytes());
                 notes.push(format!("the link {shown} is left out: the mount of {outer} has no such name"));
@@ -87,7 +87,7 @@ pub fn follow(wanted: &mut Vec<Mount>, notes: &mut Vec<String>) {
     let mut index = 0;
     while index < wanted.len() {
         let mount = &wanted[index];
-        if mount.origin.is_some() || !matches!(mount.what, What::Bind { .. }) {
+        if mount.origin.is_some() || !matches!(mount.what, MountKind::Bind { .. }) {
             index += 1;
             continue;
         }
@@ -111,7 +111,7 @@ fn destination(path: &Path, wanted: &[Mount]) -> Option<PathBuf> {
     for _ in 0..LIMIT {
         let around = wanted.iter().filter(|outer| lies_in(&path, &outer.target));
         let innermost = around.max_by_key(|outer| outer.target.components().count());
-        let Some(Mount { what: What::Bind { source, .. }, target, .. }) = innermost else {
+        let Some(Mount { what: MountKind::Bind { source, .. }, target, .. }) = innermost else {
             return Some(path);
         };
         let below = path.strip_prefix(target).unwrap_or(Path::new(""));
@@ -154,7 +154,7 @@ mod tests {
     use crate::plan::Shape;
 
     fn bind(source: PathBuf, target: &str) -> Mount {
-        let what = What::Bind { source, shape: Shape::Directory };
+        let what = MountKind::Bind { source, shape: Shape::Directory };
         Mount { what, target: target.into(), flags: MountFlags::default(), origin: None, why: String::new() }
     }
 
@@ -174,7 +174,7 @@ mod tests {
         ] {
             host.link(link, target);
         }
-        let tmpfs = Mount { what: What::Tmpfs(None), ..bind(PathBuf::new(), "/people/real/tmp") };
+        let tmpfs = Mount { what: MountKind::Tmpfs(None), ..bind(PathBuf::new(), "/people/real/tmp") };
         let wanted = [
             bind(host.path().join("people"), "/people"),
             bind(host.path().join("other"), "/other"),

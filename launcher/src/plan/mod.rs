@@ -4,9 +4,9 @@
 mod environment;
 mod identity;
 mod links;
+mod mount_points;
 mod mounts;
 mod mpi;
-mod places;
 mod root;
 mod show;
 
@@ -25,7 +25,7 @@ use crate::options::{Origin, RunOptions, Unshare};
 pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable, belongs_to_one_side};
 pub use identity::Identity;
 pub use links::Link;
-pub use places::lies_in;
+pub use mount_points::lies_in;
 pub use root::{Changes, Root};
 
 /// A container, decided to the last mount and variable.
@@ -140,7 +140,7 @@ pub enum Shape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// What is mounted.
-    pub what: What,
+    pub what: MountKind,
     /// Where: absolute inside, without symbolic links.
     pub target: PathBuf,
     /// Restrictions; nosuid and nodev always hold, except for the devices.
@@ -163,7 +163,7 @@ impl Mount {
 
 /// What a mount shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum MountKind {
     /// A file or directory of the host with all that is mounted below it.
     Bind {
         /// On the host.
@@ -192,18 +192,18 @@ pub enum What {
     },
 }
 
-impl What {
+impl MountKind {
     /// What it must be mounted on.
     pub fn shape(&self) -> Shape {
         match self {
-            What::Bind { shape, .. } => *shape,
-            What::File(_) => Shape::File,
-            What::Devices(_)
-            | What::Proc
-            | What::Tmpfs(_)
-            | What::Squashfs(_)
-            | What::Commands(_)
-            | What::HostFiles { .. } => Shape::Directory,
+            MountKind::Bind { shape, .. } => *shape,
+            MountKind::File(_) => Shape::File,
+            MountKind::Devices(_)
+            | MountKind::Proc
+            | MountKind::Tmpfs(_)
+            | MountKind::Squashfs(_)
+            | MountKind::Commands(_)
+            | MountKind::HostFiles { .. } => Shape::Directory,
         }
     }
 }
@@ -226,7 +226,7 @@ impl Plan {
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         let root = root::decide(&options.writable, host)?;
         let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
-        let skeletons = places::skeletons(&mounts, commands, links.in_image, tree)?;
+        let skeletons = mount_points::skeletons(&mounts, commands, links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {
             image_environment: metadata.environment.clone(),
@@ -302,7 +302,7 @@ fn visible(directory: &Path, tree: &dyn Tree, mounts: &[Mount]) -> bool {
         mounts.iter().rev().find(|mount| inside.iter().any(|path| path.starts_with(&mount.target)));
     match enclosing.map(|mount| (&mount.what, &mount.target)) {
         None => matches!(resolved.entry, Some(Entry::Directory)),
-        Some((What::Bind { source, .. }, target)) => inside
+        Some((MountKind::Bind { source, .. }, target)) => inside
             .iter()
             .any(|path| path.strip_prefix(target).is_ok_and(|below| source.join(below) == directory)),
         Some(_) => false,

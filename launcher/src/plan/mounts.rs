@@ -8,8 +8,8 @@ use mizzen_core::image::cannot_open;
 use mizzen_core::options::{MountFlags, MountOption, MountSource};
 use mizzen_core::settings::Writable;
 
-use super::places::{self, shown};
-use super::{Identity, Mount, Shape, What, identity, links};
+use super::mount_points::{self, shown};
+use super::{Identity, Mount, MountKind, Shape, identity, links};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Tree, in_image, read_file};
@@ -41,20 +41,20 @@ pub fn decide(
 ) -> Result<Vec<Mount>, Failure> {
     let mut wanted = defaults(options, tree, host, identity)?;
     wanted.extend(of_host_libraries(others.host_libraries));
-    if let Some(What::Devices(devices)) = wanted.first_mut().map(|mount| &mut mount.what) {
+    if let Some(MountKind::Devices(devices)) = wanted.first_mut().map(|mount| &mut mount.what) {
         devices.extend(others.host_libraries.devices.iter().cloned());
     }
     split_devices(&mut wanted);
     let there = |directory: &Path, wanted: &[Mount]| {
         let same =
-            |mount: &Mount| matches!(&mount.what, What::Bind { source, .. } if *source == mount.target);
+            |mount: &Mount| matches!(&mount.what, MountKind::Bind { source, .. } if *source == mount.target);
         wanted.iter().any(|mount| same(mount) && directory.starts_with(&mount.target))
     };
     for (directory, why) in others.mpi {
         if there(directory, &wanted) {
             continue;
         }
-        let what = What::Bind { source: directory.clone(), shape: Shape::Directory };
+        let what = MountKind::Bind { source: directory.clone(), shape: Shape::Directory };
         let (target, flags, why) = (directory.clone(), MountFlags::default(), (*why).to_owned());
         wanted.push(Mount { what, target, flags, origin: None, why });
     }
@@ -63,19 +63,19 @@ pub fn decide(
         wanted.push(from_option(option, *origin, host).map_err(|failure| failure.about(origin.mounts()))?);
     }
     links::follow(&mut wanted, notes);
-    places::find(wanted, tree, notes)
+    mount_points::find(wanted, tree, notes)
 }
 
 /// Directories below /dev are mounts of their own, not device nodes: what is in them is the host's.
 fn split_devices(wanted: &mut Vec<Mount>) {
     let Some(first) = wanted.first_mut() else { return };
     let (dev, why) = (first.target.clone(), first.why.clone());
-    let What::Devices(devices) = &mut first.what else { return };
+    let MountKind::Devices(devices) = &mut first.what else { return };
     let (directories, nodes) = devices.drain(..).partition::<Vec<PathBuf>, _>(|device| device.is_dir());
     *devices = nodes;
     wanted.extend(directories.into_iter().map(|source| Mount {
         target: dev.join(source.file_name().unwrap_or_default()),
-        what: What::Bind { source, shape: Shape::Directory },
+        what: MountKind::Bind { source, shape: Shape::Directory },
         flags: MountFlags::default(),
         origin: None,
         why: why.clone(),
@@ -96,12 +96,12 @@ fn defaults(
         origin: None,
         why: "default".to_owned(),
     };
-    let bind = |path: &Path, shape| default(What::Bind { source: path.to_owned(), shape }, path);
+    let bind = |path: &Path, shape| default(MountKind::Bind { source: path.to_owned(), shape }, path);
     let read_only = MountFlags { read_only: true, ..MountFlags::default() };
     let proc = Path::new("/proc");
     let mut mounts = vec![
-        default(What::Devices(host.devices.clone()), Path::new("/dev")),
-        if options.unshare.pid { default(What::Proc, proc) } else { bind(proc, Shape::Directory) },
+        default(MountKind::Devices(host.devices.clone()), Path::new("/dev")),
+        if options.unshare.pid { default(MountKind::Proc, proc) } else { bind(proc, Shape::Directory) },
         bind(Path::new("/sys"), Shape::Directory),
         bind(Path::new("/tmp"), Shape::Directory),
     ];
@@ -124,7 +124,7 @@ fn defaults(
         let image = read_file(tree, file, ACCOUNTS_LIMIT).map_err(|error| in_image(file, error))?;
         if let Some(content) = complete(&image.unwrap_or_default(), identity, host) {
             let why = "default: the image's, with the user added".to_owned();
-            mounts.push(Mount { flags: read_only, why, ..default(What::File(content), file) });
+            mounts.push(Mount { flags: read_only, why, ..default(MountKind::File(content), file) });
         }
     }
     if options.step.as_ref().is_some_and(|step| step.commands.is_some()) {
@@ -132,7 +132,7 @@ fn defaults(
             Failure::new(format!("cannot find the launcher's own file: {}", cause(&error)))
         })?;
         let why = "default: Slurm's commands".to_owned();
-        let mount = default(What::Commands(launcher), Path::new(slurm::DIRECTORY));
+        let mount = default(MountKind::Commands(launcher), Path::new(slurm::DIRECTORY));
         mounts.push(Mount { flags: read_only, why, ..mount });
     }
     if let Some(script) = options.step.as_ref().and_then(|step| step.script.as_ref()) {
@@ -177,12 +177,12 @@ fn of_host_libraries(given: &HostLibraries) -> Vec<Mount> {
     let mut mounts = Vec::new();
     if !given.files.is_empty() || !given.links.is_empty() {
         let links = given.links.iter().map(|(place, target)| (place.clone(), target.clone())).collect();
-        let what = What::HostFiles { files: given.files.clone(), links };
+        let what = MountKind::HostFiles { files: given.files.clone(), links };
         mounts.push(mount(what, Path::new(host_libraries::DIRECTORY), "the node's libraries".to_owned()));
     }
     for (path, why) in &given.binds {
         let shape = if path.is_dir() { Shape::Directory } else { Shape::File };
-        mounts.push(mount(What::Bind { source: path.clone(), shape }, path, why.clone()));
+        mounts.push(mount(MountKind::Bind { source: path.clone(), shape }, path, why.clone()));
     }
     mounts
 }
@@ -209,11 +209,11 @@ fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Moun
         }
     };
     let (what, target) = match &option.source {
-        MountSource::Tmpfs(size) => (What::Tmpfs(size.clone()), option.target.clone()),
+        MountSource::Tmpfs(size) => (MountKind::Tmpfs(size.clone()), option.target.clone()),
         MountSource::Bind(source) => {
             let (source, found) = existing(source)?;
             let shape = if found.is_dir() { Shape::Directory } else { Shape::File };
-            (What::Bind { source, shape }, absolute(&option.target))
+            (MountKind::Bind { source, shape }, absolute(&option.target))
         }
         MountSource::Squashfs(source) => {
             let (path, found) = existing(source)?;
@@ -221,7 +221,7 @@ fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Moun
                 return Err(Failure::new(format!("{}: not a file", shown(&path)))
                     .hint("the flag squashfs mounts the content of a squashfs file"));
             }
-            (What::Squashfs(path), option.target.clone())
+            (MountKind::Squashfs(path), option.target.clone())
         }
     };
     Ok(Mount { what, target, flags: option.flags, origin: Some(origin), why: origin.mounts().to_owned() })

@@ -8,7 +8,7 @@ use std::path::Path;
 use mizzen_core::failure::quote;
 use serde_json::{Value, json};
 
-use super::{Mount, Plan, What};
+use super::{Mount, MountKind, Plan};
 
 impl Plan {
     /// One line per decision, with its reason.
@@ -94,16 +94,16 @@ impl Plan {
 
 fn what(mount: &Mount) -> String {
     let mut text = match &mount.what {
-        What::Bind { source, .. } if source == &mount.target => "from the host".to_owned(),
-        What::Bind { source, .. } => format!("from {}", path(source)),
-        What::Devices(devices) => format!("with {} devices", devices.len()),
-        What::Proc => "a new procfs".to_owned(),
-        What::Tmpfs(None) => "an empty tmpfs".to_owned(),
-        What::Tmpfs(Some(size)) => format!("an empty tmpfs of {size}"),
-        What::File(content) => format!("a file of {} bytes", content.len()),
-        What::Squashfs(source) => format!("the content of {}", path(source)),
-        What::Commands(_) => "Slurm's commands".to_owned(),
-        What::HostFiles { files, .. } => format!("with {} files of the node", files.len()),
+        MountKind::Bind { source, .. } if source == &mount.target => "from the host".to_owned(),
+        MountKind::Bind { source, .. } => format!("from {}", path(source)),
+        MountKind::Devices(devices) => format!("with {} devices", devices.len()),
+        MountKind::Proc => "a new procfs".to_owned(),
+        MountKind::Tmpfs(None) => "an empty tmpfs".to_owned(),
+        MountKind::Tmpfs(Some(size)) => format!("an empty tmpfs of {size}"),
+        MountKind::File(content) => format!("a file of {} bytes", content.len()),
+        MountKind::Squashfs(source) => format!("the content of {}", path(source)),
+        MountKind::Commands(_) => "Slurm's commands".to_owned(),
+        MountKind::HostFiles { files, .. } => format!("with {} files of the node", files.len()),
     };
     for (on, name) in [(mount.flags.read_only, " read-only"), (mount.flags.no_exec, " noexec")] {
         if on {

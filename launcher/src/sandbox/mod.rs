@@ -4,16 +4,16 @@
 //! The order matters. The file servers start before the mount namespace exists: one that lived in it would keep alive
 //! the mount whose end is its own.
 
-mod changes;
+mod changes_guard;
 mod exec;
 mod mounts;
 mod namespaces;
 mod pid1;
 mod processes;
+mod readahead;
 mod reporter;
 mod root;
 mod server;
-mod warm;
 mod watcher;
 
 use std::os::fd::OwnedFd;
@@ -24,14 +24,14 @@ use mizzen_core::Failure;
 use mizzen_squashfs as squashfs;
 use nix::sys::signal::Signal;
 
-use crate::plan::{Changes, Plan, Root, What};
+use crate::plan::{Changes, MountKind, Plan, Root};
 use crate::{report_note, sys};
 
 pub use exec::{Unstartable, start};
 pub use namespaces::{
     Namespaces, enter_user as enter_user_namespace, new_mounts_and_others as enter_mount_namespace,
 };
-pub use reporter::{Reporter, ToStandardError, identity_of, standard_error_in, tell};
+pub use reporter::{Reporter, StderrReporter, identity_of, standard_error_in, tell};
 use server::Mountable;
 pub use server::Server;
 pub use watcher::Watch;
@@ -84,7 +84,7 @@ fn make_namespaces(
     let mut namespaces = Namespaces::of_this_process()?;
     servers.container = processes::mount_namespace_of("self");
     if let Some(changes) = &mut servers.changes {
-        namespaces.life = changes.hold_for(servers.container);
+        namespaces.changes_guard = changes.hold_for(servers.container);
     }
     Ok((servers, namespaces))
 }
@@ -93,7 +93,7 @@ fn make_namespaces(
 /// capabilities there.
 fn start_data_servers(plan: &Plan, sources: &Sources) -> Result<Vec<Server>, Failure> {
     let paths = plan.mounts.iter().filter_map(|mount| match &mount.what {
-        What::Squashfs(path) => Some(path.as_path()),
+        MountKind::Squashfs(path) => Some(path.as_path()),
         _ => None,
     });
     let start = |(path, image)| Server::start(image, path, &[], &plan.identity, &sources.watch);
@@ -109,7 +109,7 @@ struct Servers {
     /// In the order of the plan's squashfs mounts.
     data: Vec<Mountable>,
     /// Where the changes of a writable root go, if not into memory.
-    changes: Option<changes::Directory>,
+    changes: Option<changes_guard::Directory>,
 }
 
 impl Servers {
@@ -122,7 +122,7 @@ impl Servers {
         let data = data.into_iter().map(Server::open_device).collect::<Result<_, _>>()?;
         let changes = match &plan.root {
             Root::Writable(Changes::OnDisk { parent }) => {
-                let directory = changes::make_directory(parent)?;
+                let directory = changes_guard::make_directory(parent)?;
                 let shown = directory.path.display();
                 report_note(&format!(
                     "changes are kept in {shown}, without a size limit: this kernel is older than 6.6"
@@ -138,7 +138,7 @@ impl Servers {
 /// Mounts everything and makes it the root directory of the calling process.
 fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     // The user's limit on the size of files is a failure with a name, and not the end of this process.
-    let _unharmed = sys::Ignored::new(Signal::SIGXFSZ);
+    let _unharmed = sys::IgnoreSignal::new(Signal::SIGXFSZ);
     // The user's mask is for the program's files, not for the container's directories.
     let _mask = sys::FileMask::set(0o022);
     mount_and_enter(plan, servers)

@@ -19,7 +19,7 @@ use nix::unistd::symlinkat;
 use super::Mountable;
 use super::root::{NewRoot, make_link};
 use crate::host_libraries::{self, HostFile};
-use crate::plan::{Link, Mount, Plan, Shape, What, lies_in};
+use crate::plan::{Link, Mount, MountKind, Plan, Shape, lies_in};
 use crate::{slurm, sys};
 
 /// What a mount of the plan needs from the host.
@@ -39,10 +39,10 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
     plan.mounts
         .iter()
         .map(|mount| match &mount.what {
-            What::Bind { source, .. } | What::Commands(source) => {
+            MountKind::Bind { source, .. } | MountKind::Commands(source) => {
                 Ok(OpenSource::One(open_source(source, mount)?))
             }
-            What::Devices(devices) => {
+            MountKind::Devices(devices) => {
                 let mut opened = Vec::new();
                 for device in devices {
                     let shape = if device.is_dir() { Shape::Directory } else { Shape::File };
@@ -59,14 +59,16 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
                 }
                 Ok(OpenSource::Many(opened))
             }
-            What::HostFiles { files, .. } => {
+            MountKind::HostFiles { files, .. } => {
                 let open = |file: &HostFile| {
                     let shape = if file.source.is_dir() { Shape::Directory } else { Shape::File };
                     Ok((file.source.clone(), open_source(&file.source, mount)?, shape))
                 };
                 Ok(OpenSource::Many(files.iter().map(open).collect::<Result<_, Failure>>()?))
             }
-            What::Proc | What::Tmpfs(_) | What::File(_) | What::Squashfs(_) => Ok(OpenSource::None),
+            MountKind::Proc | MountKind::Tmpfs(_) | MountKind::File(_) | MountKind::Squashfs(_) => {
+                Ok(OpenSource::None)
+            }
         })
         .collect()
 }
@@ -96,30 +98,30 @@ pub fn apply(
         let place = open_place(root, mount, around.last().copied()).map_err(|e| in_container(target, e))?;
         around.push(mount);
         match (&mount.what, source) {
-            (What::Bind { source, .. }, OpenSource::One(opened)) => {
+            (MountKind::Bind { source, .. }, OpenSource::One(opened)) => {
                 bind(opened.as_fd(), place.as_fd()).map_err(|errno| {
                     let source = quote(source.as_os_str().as_bytes());
                     Failure::caused_by(format!("cannot mount {source} on {}", target.display()), errno)
                 })?;
             }
-            (What::Devices(_), OpenSource::Many(devices)) => {
+            (MountKind::Devices(_), OpenSource::Many(devices)) => {
                 devices_on(place.as_fd(), root, target, devices)?;
                 continue; // the only mount that devices work on
             }
-            (What::File(content), _) => file_on(place.as_fd(), content).map_err(|error| {
+            (MountKind::File(content), _) => file_on(place.as_fd(), content).map_err(|error| {
                 Failure::caused_by(format!("cannot put a file on {}", target.display()), error)
             })?,
-            (What::Squashfs(_), _) => {
+            (MountKind::Squashfs(_), _) => {
                 let server = servers.next().ok_or_else(|| Failure::new("a file server is missing"))?;
                 server.mount(&proc_path(place.as_fd()))?;
             }
-            (What::Proc, _) => new_file_system("proc", &place, "")?,
-            (What::Tmpfs(size), _) => {
+            (MountKind::Proc, _) => new_file_system("proc", &place, "")?,
+            (MountKind::Tmpfs(size), _) => {
                 let options =
                     size.as_ref().map_or("mode=1777".to_owned(), |size| format!("mode=1777,size={size}"));
                 new_file_system("tmpfs", &place, &options)?;
             }
-            (What::Commands(_), OpenSource::One(launcher)) => {
+            (MountKind::Commands(_), OpenSource::One(launcher)) => {
                 new_file_system("tmpfs", &place, "mode=0755,size=1m")?;
                 let directory = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
                 commands_in(directory.as_fd(), launcher.as_fd()).map_err(|errno| {
@@ -127,12 +129,18 @@ pub fn apply(
                     Failure::caused_by(what, errno)
                 })?;
             }
-            (What::HostFiles { files, links }, OpenSource::Many(opened)) => {
+            (MountKind::HostFiles { files, links }, OpenSource::Many(opened)) => {
                 new_file_system("tmpfs", &place, "mode=0755,size=1m")?;
                 let directory = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
                 host_files_in(directory.as_fd(), files, opened, links)?;
             }
-            (What::Bind { .. } | What::Devices(_) | What::Commands(_) | What::HostFiles { .. }, _) => {}
+            (
+                MountKind::Bind { .. }
+                | MountKind::Devices(_)
+                | MountKind::Commands(_)
+                | MountKind::HostFiles { .. },
+                _,
+            ) => {}
         }
         let mounted = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
         let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
@@ -154,7 +162,7 @@ pub fn apply(
 /// Opens the place of a mount, which lies in `outer`. In a tmpfs of ours, which was empty when it was planned, it is made.
 /// Elsewhere none is: that would be on the host.
 fn open_place(root: &NewRoot, mount: &Mount, outer: Option<&Mount>) -> nix::Result<OwnedFd> {
-    let ours = outer.filter(|outer| matches!(outer.what, What::Tmpfs(_) | What::Devices(_)));
+    let ours = outer.filter(|outer| matches!(outer.what, MountKind::Tmpfs(_) | MountKind::Devices(_)));
     let Some(outer) = ours else { return open_in_root(root.as_fd(), &mount.target) };
     let tmpfs = open_in_root(root.as_fd(), &outer.target)?;
     let relative = mount.target.strip_prefix(&outer.target).map_err(|_| Errno::EINVAL)?;

@@ -24,7 +24,7 @@ pub struct Namespaces {
     /// With the container's root as its root.
     pub mounts: OwnedFd,
     /// What keeps the container's changes on disk while anybody has it open.
-    pub life: Option<OwnedFd>,
+    pub changes_guard: Option<OwnedFd>,
 }
 
 impl Namespaces {
@@ -40,7 +40,7 @@ impl Namespaces {
             let file = fs::File::open(&path);
             file.map(OwnedFd::from).map_err(|error| Failure::caused_by(&path, error))
         };
-        Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, life: None })
+        Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, changes_guard: None })
     }
 
     /// Enters them.

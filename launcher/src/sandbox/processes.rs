@@ -45,15 +45,15 @@ pub fn wait_until_empty(mount_namespace: u64) {
 
 /// The processes of a container, stopped and held, so that they neither start others nor can be taken for others. The number
 /// of a namespace that is gone may be another's the next moment: it tells something only as long as one of these is alive.
-pub struct Members {
+pub struct ContainerProcesses {
     mount_namespace: u64,
     held: Vec<OwnedFd>,
 }
 
-impl Members {
+impl ContainerProcesses {
     /// Stops those that are there now.
-    pub fn stop(mount_namespace: u64) -> Members {
-        let mut members = Members { mount_namespace, held: Vec::new() };
+    pub fn stop(mount_namespace: u64) -> ContainerProcesses {
+        let mut members = ContainerProcesses { mount_namespace, held: Vec::new() };
         let end = Instant::now() + PATIENCE;
         // Some may have forked before they were stopped: until a look finds no more than the one before.
         let mut seen = 0;

@@ -35,12 +35,12 @@ pub trait Reporter {
 }
 
 /// Tells the user through the standard error of the program.
-pub struct ToStandardError {
+pub struct StderrReporter {
     /// The program, or what will become it. If it has ended, another process of the container will do.
     pub program: u32,
 }
 
-impl Reporter for ToStandardError {
+impl Reporter for StderrReporter {
     fn hold(&self, mount_namespace: u64) -> Box<dyn FnOnce(&Failure)> {
         let program = i32::try_from(self.program).ok();
         // It may be another process with the same number by now.

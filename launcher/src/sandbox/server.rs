@@ -22,8 +22,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::Pid;
 
-use super::warm;
-use super::watcher::{self, ToWatcher, Watch, Watched};
+use super::readahead;
+use super::watcher::{self, Watch, Watched, WatcherConnection};
 use crate::plan::Identity;
 use crate::sys;
 
@@ -110,7 +110,7 @@ impl Mountable {
             Failure::caused_by("cannot mount the image through FUSE", errno)
                 .or_hint("`mizzen doctor` tells whether FUSE works in user namespaces here")
         })?;
-        sys::pass_descriptors(&process, &[1], &[device_fd]).map_err(|errno| {
+        sys::send_descriptors(&process, &[1], &[device_fd]).map_err(|errno| {
             let mut number = [0; 4];
             match nix::unistd::read(&process, &mut number) {
                 Ok(4) => {
@@ -131,18 +131,18 @@ fn serve(
     image: &Arc<squashfs::Image>,
     command: &[OsString],
     owner: fuse::Owner,
-    watcher: &Arc<ToWatcher>,
+    watcher: &Arc<WatcherConnection>,
 ) -> io::Result<()> {
     become_server();
     end_on_panic(Arc::clone(watcher));
     let workers = fuse::Workers::new(threads());
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
     let _ = fuse::filter::install();
-    let (warming, command) = (Arc::clone(image), command.to_vec());
+    let (readahead_image, command) = (Arc::clone(image), command.to_vec());
     // Where there can be no more threads, nothing is read ahead.
-    let _ = std::thread::Builder::new()
-        .name(READ_AHEAD.to_owned())
-        .spawn(move || warm::read(&warming, &warm::first_files(&command, &warming)));
+    let _ = std::thread::Builder::new().name(READ_AHEAD.to_owned()).spawn(move || {
+        readahead::read(&readahead_image, &readahead::first_files(&command, &readahead_image))
+    });
     // The device says that the mount is there; the end of the socket, that there will be none.
     let message = sys::receive_descriptors(wait, &mut [0], MsgFlags::empty());
     let Some(device) = message.ok().and_then(|(_, mut fds)| fds.pop()) else { return Ok(()) };
@@ -168,7 +168,7 @@ fn threads() -> usize {
 /// Leaves everything behind that belongs to the job's program rather than to a server for all its tasks.
 fn become_server() {
     let _ = nix::unistd::chdir("/");
-    warm::use_all_cpus();
+    readahead::use_all_cpus();
     // No core files of image data, and no files but those it has.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);
@@ -183,7 +183,7 @@ fn become_server() {
 }
 
 /// A thread that panics has taken a request that it will never answer: the whole server ends, and says why.
-fn end_on_panic(watcher: Arc<ToWatcher>) {
+fn end_on_panic(watcher: Arc<WatcherConnection>) {
     std::panic::set_hook(Box::new(move |panic| {
         if std::thread::current().name() != Some(READ_AHEAD) {
             watcher.failed(&panic.to_string().replace('\n', " "));

@@ -20,7 +20,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, read, write};
 
-use super::processes::Members;
+use super::processes::ContainerProcesses;
 use super::reporter::Reporter;
 use crate::image::DAMAGED as DAMAGED_IMAGE;
 use crate::sys;
@@ -76,24 +76,24 @@ impl Watch {
 }
 
 /// The server's end of its connection to the watcher.
-pub struct ToWatcher(OwnedFd);
+pub struct WatcherConnection(OwnedFd);
 
 /// The watcher's end.
-pub struct FromServer(OwnedFd);
+pub struct ServerConnection(OwnedFd);
 
 /// Makes the connection of a server and its watcher.
-pub fn connection() -> io::Result<(ToWatcher, FromServer)> {
+pub fn connection() -> io::Result<(WatcherConnection, ServerConnection)> {
     let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
-    Ok((ToWatcher(pair.0), FromServer(pair.1)))
+    Ok((WatcherConnection(pair.0), ServerConnection(pair.1)))
 }
 
-impl AsFd for ToWatcher {
+impl AsFd for WatcherConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsFd for FromServer {
+impl AsFd for ServerConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -105,7 +105,7 @@ const UNREADABLE: u8 = b'u';
 const FAILED: u8 = b'f';
 const ENDED: u8 = b'e';
 
-impl ToWatcher {
+impl WatcherConnection {
     /// A part of a file of the image cannot be read. Returns when the user has been told, and whether they were.
     pub fn damage(&self, file: Option<&[u8]>, error: &squashfs::Error) -> bool {
         let kind = if matches!(error, squashfs::Error::Io { .. }) { UNREADABLE } else { DAMAGED };
@@ -138,7 +138,7 @@ pub struct Watched<'a> {
     /// The image.
     pub image: &'a Image,
     /// What the server says.
-    pub server: &'a FromServer,
+    pub server: &'a ServerConnection,
 }
 
 impl Watched<'_> {
@@ -152,7 +152,7 @@ impl Watched<'_> {
             match (buffer[0], &buffer[1..length]) {
                 (kind @ (DAMAGED | UNREADABLE), text) => {
                     let mut members = watch.claim().map(|container| {
-                        let mut members = Members::stop(container);
+                        let mut members = ContainerProcesses::stop(container);
                         let failure = self.damage(kind, text, made != self.version());
                         watch.reporter.hold(container)(&failure);
                         watch.reporter.cancel();
@@ -180,7 +180,7 @@ impl Watched<'_> {
         // Its maker has told the user if the container was not ready; another watcher, if it came first.
         let Some(container) = watch.claim_when_ready() else { return };
         // At once: what has this number later may be another container.
-        let mut members = Members::stop(container);
+        let mut members = ContainerProcesses::stop(container);
         let tell = watch.reporter.hold(container);
         let status = waitpid(pid, None);
         if matches!(status, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))) {

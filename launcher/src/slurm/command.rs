@@ -24,7 +24,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use super::host::child_signals;
 use super::wire::{Answer, FROM_TERMINAL, Order, Refusal};
-use super::{COMMANDS, inside};
+use super::{COMMANDS, caller_context};
 use crate::{report, sys};
 
 /// Where Slurm is when PATH does not say.
@@ -126,7 +126,7 @@ fn find(command: &OsStr) -> Option<PathBuf> {
 fn become_command(program: &Path, order: Order, [stdin, stdout, stderr]: [OwnedFd; 3]) -> i32 {
     let cwd = directory_on_host(&order.directory);
     let environment: Vec<(OsString, OsString)> =
-        inside::arriving(order.environment, std::env::vars_os(), cwd);
+        caller_context::arriving(order.environment, std::env::vars_os(), cwd);
     let _ = setsid();
     let _ = SigSet::empty().thread_set_mask();
     order.inherited.apply();

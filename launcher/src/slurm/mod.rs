@@ -27,17 +27,17 @@
 //! | `inside`  | the environment on its way out, and in again on any node      |
 //! | `conf`    | outside: slurm.conf                                           |
 
+pub mod caller_context;
 mod command;
 pub mod conf;
 mod host;
-pub mod inside;
 pub mod shim;
 mod wire;
 
 use std::ffi::OsStr;
 use std::path::Path;
 
-pub use {host::start, inside::Inside};
+pub use {caller_context::CallerContext, host::start};
 
 /// The commands that a shim stands in for: all of Slurm's that users call.
 pub const COMMANDS: [&str; 18] = [

@@ -23,7 +23,7 @@ use nix::unistd::getuid;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::wire::{Answer, FROM_TERMINAL, Inherited, Order, Refusal};
-use super::{HOST_VARIABLE, inside};
+use super::{HOST_VARIABLE, caller_context};
 use crate::{report, report_note, sys};
 
 /// Signals that the command gets when the shim does. Those of the terminal reach the shim alone: the command is in
@@ -59,7 +59,7 @@ fn attempt(command: &str, arguments: Vec<OsString>) -> Result<Answer, Refusal> {
     // From here on a signal is the command's, also one that comes before the command runs.
     let signals = catch_signals().map_err(|error| failed("catch signals", error))?;
     let directory = current_directory();
-    let (environment, left_out) = inside::leaving(command, std::env::vars_os().collect(), &directory);
+    let (environment, left_out) = caller_context::leaving(command, std::env::vars_os().collect(), &directory);
     for name in left_out {
         report_note(&format!("{command}: {} is too long to reach the new step", quote(name.as_bytes())));
     }

@@ -38,8 +38,8 @@ use super::lock::Lock;
 use super::obtain::{publish, staged};
 use super::source::{Identity, Original};
 use super::{
-    Audience, Staging, Terminal, Trouble, Wanted, changing, is_still_there, node, note, open_as_user,
-    progress, repeatedly, wanted,
+    ProgressSink, StageError, StagingOptions, StderrSink, Wanted, changing, is_still_there, node, note,
+    open_as_user, progress, repeatedly, wanted,
 };
 use crate::image::{Kind, Opened, shown};
 use crate::progress::Progress;
@@ -100,7 +100,7 @@ fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
     let Request::Container(container) = Request::decode(&text.into_vec())? else { return Ok(Vec::new()) };
     let config = Config::load(config)?;
     let _mask = sys::FileMask::set(cache::MASK);
-    let staging = Staging::new(Policy::Broadcast, &config)?;
+    let staging = StagingOptions::new(Policy::Broadcast, &config)?;
     let nodes = step.nodes();
     // One node reads once, whichever way.
     if nodes.as_deref().is_some_and(|nodes| !nodes.contains([',', '['])) {
@@ -111,9 +111,9 @@ fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
     let mut all = Vec::new();
     for (path, pin) in files(container, site) {
         match repeatedly(|| open_as_user(&path), |opened| copied_here(opened, pin, &staging)) {
-            Err(Trouble::Cache(why)) => all.push((path, Err(why))),
-            Err(Trouble::Source(failure)) => return Err(failure),
-            Err(Trouble::Refused(failure)) => return Err(failure.about(shown(&path))),
+            Err(StageError::Cache(why)) => all.push((path, Err(why))),
+            Err(StageError::Source(failure)) => return Err(failure),
+            Err(StageError::Refused(failure)) => return Err(failure.about(shown(&path))),
             Ok(None) => {}
             Ok(Some(copied)) => all.push((path, Ok(copied))),
         }
@@ -154,19 +154,23 @@ struct Copied {
 }
 
 /// Copies a file to this machine's cache, unless it is a directory.
-fn copied_here(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Option<Copied>, Trouble> {
+fn copied_here(
+    opened: Opened,
+    pin: Option<Digest>,
+    staging: &StagingOptions,
+) -> Result<Option<Copied>, StageError> {
     if opened.kind == Kind::Directory {
         return Ok(None);
     }
     let (cache, source) = match wanted(&opened, staging.verifies(pin), staging) {
         Ok(Wanted::Copy(cache, source)) => (cache, source),
-        Ok(_) => return Err(Trouble::Cache("no copies are made here".to_owned())),
-        Err(Trouble::Refused(failure)) => return Err(Trouble::Cache(failure.message)),
+        Ok(_) => return Err(StageError::Cache("no copies are made here".to_owned())),
+        Err(StageError::Refused(failure)) => return Err(StageError::Cache(failure.message)),
         Err(trouble) => return Err(trouble),
     };
-    let (file, digest, _) = staged(&cache, &source, staging, &mut Terminal::new(&opened.path))?;
+    let (file, digest, _) = staged(&cache, &source, staging, &mut StderrSink::new(&opened.path))?;
     if !is_still_there(&opened) {
-        return Err(Trouble::Source(changing(&opened.path)));
+        return Err(StageError::Source(changing(&opened.path)));
     }
     let identity = source.identity;
     super::check_pin(pin, digest)?;
@@ -180,7 +184,7 @@ fn send(
     nodes: Option<&str>,
     path: &Path,
     copied: &Copied,
-    staging: &Staging,
+    staging: &StagingOptions,
     deliveries: &mut Vec<Delivery>,
 ) -> Result<(), String> {
     let job = step.name.split('.').next().unwrap_or_default();
@@ -304,7 +308,7 @@ fn prefix() -> String {
     format!("mizzen-{}-broadcast-", geteuid())
 }
 
-impl Staging {
+impl StagingOptions {
     /// Notes what srun has sent to this node. Nonsense is as good as nothing: the image is copied then. A failure is what srun
     /// has failed with.
     pub fn expect(&mut self, variable: &OsStr) -> Result<(), Failure> {
@@ -326,14 +330,14 @@ impl Staging {
         cache: &Cache,
         source: &Original,
         lock: &Lock,
-        tell: &mut dyn Audience,
+        sink: &mut dyn ProgressSink,
     ) -> Option<(File, Digest)> {
         let delivery = self.delivery_of(source.path)?;
         // It was sent before this: what is in it is older than what we see.
         if !delivery.identity.is_same_elsewhere(&source.identity) {
             return None;
         }
-        match delivery.adopt(&self.directory, cache, source, lock, tell) {
+        match delivery.adopt(&self.directory, cache, source, lock, sink) {
             Ok(adopted) => adopted,
             Err(why) => {
                 note(&format!("{}: what srun has sent cannot be used: {why}", shown(source.path)), None);
@@ -362,7 +366,7 @@ impl Delivery {
         cache: &Cache,
         source: &Original,
         lock: &Lock,
-        tell: &mut dyn Audience,
+        sink: &mut dyn ProgressSink,
     ) -> Result<Option<(File, Digest)>, String> {
         let identity = &source.identity;
         let digest = Digest::parse(&self.digest).ok_or("its digest is none")?;
@@ -379,7 +383,7 @@ impl Delivery {
         if !unchanged {
             return Err(changing(source.path).message);
         }
-        let file = publish(cache, source, arrived, digest, tell).map_err(describe)?;
+        let file = publish(cache, source, arrived, digest, sink).map_err(describe)?;
         Ok(Some((file, digest)))
     }
 }

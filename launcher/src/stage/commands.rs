@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 use super::cache::{self, Cache, SOURCE, describe};
 use super::copy::verify;
-use super::room::{self, Copy, megabytes};
+use super::evict::{self, CachedCopy, megabytes};
 use super::source::Manifest;
-use super::{Place, Staging, progress, site};
+use super::{Provenance, StagingOptions, progress, site};
 use crate::pipeline::{check_content, check_header, named_image};
 use crate::progress::Progress;
 use crate::sys;
@@ -27,7 +27,7 @@ use crate::sys;
 /// Copies images to the node before somebody needs them.
 pub struct Stager {
     config: Config,
-    staging: Staging,
+    staging: StagingOptions,
     _mask: sys::FileMask,
 }
 
@@ -35,10 +35,10 @@ impl Stager {
     /// With the site's settings.
     pub fn new(config: Config) -> Result<Stager, Failure> {
         let _mask = sys::FileMask::set(cache::MASK);
-        let staging = Staging::of_copies(&config, is_roots(&config))?;
+        let staging = StagingOptions::of_copies(&config, is_roots(&config))?;
         if staging.fills_site {
             // Also where nothing is to be copied: nobody else removes what a crash has left.
-            room::sweep(&Cache::open_shared(&config.stage_shared)?);
+            evict::sweep(&Cache::open_shared(&config.stage_shared)?);
         }
         Ok(Stager { config, staging, _mask })
     }
@@ -61,10 +61,10 @@ impl Stager {
         let image = quote(path.as_os_str().as_encoded_bytes());
         let digest = ready.digest.map_or_else(String::new, |digest| digest.to_string());
         Ok(match ready.place {
-            Place::Source => format!("{image}: a directory, used where it is\n"),
-            Place::Cache => format!("{image}: {digest} was there\n"),
-            Place::Site => format!("{image}: {digest} is among the site's copies\n"),
-            Place::Copied => format!("{image}: {digest} copied, {}\n", megabytes(ready.opened.size)),
+            Provenance::Source => format!("{image}: a directory, used where it is\n"),
+            Provenance::Cache => format!("{image}: {digest} was there\n"),
+            Provenance::Site => format!("{image}: {digest} is among the site's copies\n"),
+            Provenance::Copied => format!("{image}: {digest} copied, {}\n", megabytes(ready.opened.size)),
         })
     }
 }
@@ -84,11 +84,11 @@ fn is_roots(config: &Config) -> bool {
 /// The user's cache, or root's for all.
 pub struct Commands {
     cache: Cache,
-    staging: Staging,
+    staging: StagingOptions,
     /// Root's, which others can look at.
     shared: Option<Cache>,
     /// What a limit on the size of files would do to a process that writes.
-    _unharmed: sys::Ignored,
+    _unharmed: sys::IgnoreSignal,
     _mask: sys::FileMask,
 }
 
@@ -96,14 +96,14 @@ impl Commands {
     /// Opens it.
     pub fn new(config: &Config) -> Result<Commands, Failure> {
         let _mask = sys::FileMask::set(cache::MASK);
-        let staging = Staging::new(config.stage, config)?;
+        let staging = StagingOptions::new(config.stage, config)?;
         let (cache, shared) = if is_roots(config) {
             (Cache::open_shared(&config.stage_shared)?, None)
         } else {
             let site = Cache::look_at_shared(&config.stage_shared).ok().flatten();
             (Cache::open(&config.stage_directory)?, site)
         };
-        Ok(Commands { cache, staging, shared, _unharmed: sys::Ignored::new(Signal::SIGXFSZ), _mask })
+        Ok(Commands { cache, staging, shared, _unharmed: sys::IgnoreSignal::new(Signal::SIGXFSZ), _mask })
     }
 
     /// Shows all copies, the last used first.
@@ -134,7 +134,7 @@ impl Commands {
     }
 
     /// What is wrong with a copy. None if it is gone.
-    fn check(&self, copy: &Copy) -> Option<Result<(), String>> {
+    fn check(&self, copy: &CachedCopy) -> Option<Result<(), String>> {
         let file = match self.cache.open_file(&copy.name) {
             Ok(file) => file,
             Err(Errno::NOENT) => return None,
@@ -159,9 +159,9 @@ impl Commands {
     /// Keeps the limits, and removes what belongs to no copy.
     pub fn prune(&self) -> Result<Outcome, Failure> {
         let before: u64 = self.copies()?.iter().map(|copy| copy.size).sum();
-        let left_over = room::sweep(&self.cache);
-        let made = room::make(&self.cache, 0, 0, &self.staging.limits);
-        let tight = !room::is_enough(&self.cache, &self.staging.limits).map_err(Failure::new)?;
+        let left_over = evict::sweep(&self.cache);
+        let made = evict::reserve(&self.cache, 0, 0, &self.staging.limits);
+        let tight = !evict::is_enough(&self.cache, &self.staging.limits).map_err(Failure::new)?;
         if let (Err(why), false) = (made, tight) {
             return Err(Failure::new(why));
         }
@@ -184,7 +184,7 @@ impl Commands {
     /// Removes copies, named by digest or by source; `all` removes every one that is not in use.
     pub fn remove(&self, names: &[String], all: bool) -> Result<Outcome, Failure> {
         let manifests = manifests(&self.cache)?;
-        let matches = |copy: &Copy, name: &str| {
+        let matches = |copy: &CachedCopy, name: &str| {
             let path = std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
             Digest::parse(name) == Some(copy.digest)
                 || of_copy(&manifests, copy.digest).any(|manifest| Path::new(&manifest.source) == path)
@@ -196,7 +196,7 @@ impl Commands {
         }
         let (mut text, mut listed, mut good) = (String::new(), Vec::new(), true);
         for copy in copies.iter().filter(|copy| all || names.iter().any(|name| matches(copy, name))) {
-            let mut removed = room::remove_unused(&self.cache, &copy.name);
+            let mut removed = evict::remove_unused(&self.cache, &copy.name);
             let state = if removed {
                 "removed".to_owned()
             } else if self.is_in_use(copy) {
@@ -218,11 +218,11 @@ impl Commands {
         Ok(Outcome { text, json: json!({ "copies": listed }), good })
     }
 
-    fn copies(&self) -> Result<Vec<Copy>, Failure> {
+    fn copies(&self) -> Result<Vec<CachedCopy>, Failure> {
         copies(&self.cache)
     }
 
-    fn is_in_use(&self, copy: &Copy) -> bool {
+    fn is_in_use(&self, copy: &CachedCopy) -> bool {
         self.cache.open_file(&copy.name).is_ok_and(|file| self.cache.in_use(file))
     }
 
@@ -234,7 +234,7 @@ impl Commands {
             let digest = manifest.and_then(|manifest| Digest::parse(&manifest.digest));
             if !copies.iter().any(|copy| Some(copy.digest) == digest) {
                 // Not one that somebody holds: he is making the copy.
-                room::remove_unused(&self.cache, &name);
+                evict::remove_unused(&self.cache, &name);
             }
         }
         Ok(())
@@ -279,8 +279,8 @@ fn list(cache: &Cache) -> Result<Outcome, Failure> {
     Ok(Outcome { text, json, good: true })
 }
 
-fn copies(cache: &Cache) -> Result<Vec<Copy>, Failure> {
-    room::copies(cache).map_err(|error| unlisted(cache, &error))
+fn copies(cache: &Cache) -> Result<Vec<CachedCopy>, Failure> {
+    evict::list_copies(cache).map_err(|error| unlisted(cache, &error))
 }
 
 fn manifests(cache: &Cache) -> Result<Vec<Manifest>, Failure> {

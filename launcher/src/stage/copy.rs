@@ -22,7 +22,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use sha2::{Digest as _, Sha256};
 
-use super::place;
+use super::fs_type;
 use crate::sys::{self, Mapped};
 
 /// How much is moved at once; as much as a pipe can hold.
@@ -70,12 +70,12 @@ pub fn copy(
     size: u64,
     advance: &mut dyn FnMut(u64),
 ) -> Result<Digest, CopyError> {
-    let readers = if place::is_disk(source) { READERS_OF_DISK } else { READERS_OF_NETWORK };
+    let readers = if fs_type::is_disk(source) { READERS_OF_DISK } else { READERS_OF_NETWORK };
     let work = Work { source, target, size, readers };
     let threads = threads();
     // It only makes reading faster. More than that (WillNeed for the pieces to come) makes it slower on a local disk.
     let _ = fadvise(source, 0, None, Advice::Sequential);
-    let _unbuffered = place::is_fuse(source).then(|| Unbuffered::new(source));
+    let _unbuffered = fs_type::is_fuse(source).then(|| Unbuffered::new(source));
     let digest = std::thread::scope(|scope| {
         // With four readers each has every fourth piece, so that their order is known without asking.
         let readers: Vec<Option<Reader>> =

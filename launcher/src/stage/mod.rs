@@ -8,16 +8,16 @@
 //!
 //! The source is opened first in any case, so nobody uses a copy of what he cannot read.
 
-mod audience;
 pub mod broadcast;
 pub mod cache;
 pub mod commands;
 mod copy;
+mod evict;
+mod fs_type;
 mod lock;
 mod obtain;
 mod own_directory;
-mod place;
-mod room;
+mod progress_sink;
 mod site;
 mod source;
 
@@ -35,17 +35,17 @@ use nix::sys::signal::Signal;
 use crate::image::{self, Kind, Opened, shown};
 use crate::pipeline::check_content;
 use crate::sys;
-use audience::{Audience, Terminal, node, note, progress};
 use broadcast::Delivery;
 use cache::Cache;
 use copy::{CopyError, copy};
+pub use evict::Limits;
 use obtain::staged;
-pub use room::Limits;
+use progress_sink::{ProgressSink, StderrSink, node, note, progress};
 use source::{Identity, Original};
 
 /// What the site and the user say about staging.
 #[derive(Clone, Debug, Default)]
-pub struct Staging {
+pub struct StagingOptions {
     /// When to copy.
     pub policy: Policy,
     directory: PathBuf,
@@ -62,12 +62,12 @@ pub struct Staging {
     copies_or_nothing: bool,
 }
 
-impl Staging {
+impl StagingOptions {
     /// The site's settings with this policy.
-    pub fn new(policy: Policy, config: &Config) -> Result<Staging, Failure> {
+    pub fn new(policy: Policy, config: &Config) -> Result<StagingOptions, Failure> {
         let limits = Limits::new(config)?;
         let (directory, network) = (config.stage_directory.clone(), config.network_file_systems.clone());
-        Ok(Staging {
+        Ok(StagingOptions {
             policy,
             directory,
             verify: config.stage_verify,
@@ -81,9 +81,9 @@ impl Staging {
     }
 
     /// For those who want a copy, and no container; `for_all`, as root, in the directory for all users.
-    pub fn of_copies(config: &Config, for_all: bool) -> Result<Staging, Failure> {
-        let staging = Staging::new(Policy::Always, config)?;
-        Ok(Staging { copies_or_nothing: true, fills_site: for_all, ..staging })
+    pub fn of_copies(config: &Config, for_all: bool) -> Result<StagingOptions, Failure> {
+        let staging = StagingOptions::new(Policy::Always, config)?;
+        Ok(StagingOptions { copies_or_nothing: true, fills_site: for_all, ..staging })
     }
 
     /// Whether a copy that is there is read before it is used.
@@ -96,24 +96,24 @@ impl Staging {
     }
 
     /// Uses everything where it is.
-    pub fn never() -> Staging {
-        Staging { policy: Policy::Never, ..Staging::default() }
+    pub fn never() -> StagingOptions {
+        StagingOptions { policy: Policy::Never, ..StagingOptions::default() }
     }
 }
 
 /// An image, ready to be used.
-pub struct Ready {
+pub struct StagedImage {
     /// The source as it was recognised, with the file that is to be used.
     pub opened: Opened,
     /// Its digest, if somebody had a reason to compute it.
     pub digest: Option<Digest>,
     /// Where it is used.
-    pub place: Place,
+    pub place: Provenance,
 }
 
 /// Where an image is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Provenance {
     /// Where it was found.
     Source,
     /// A copy that was there.
@@ -125,7 +125,7 @@ pub enum Place {
 }
 
 /// Why there is no copy.
-enum Trouble {
+enum StageError {
     /// The source cannot be read, or changes: perhaps not the next time.
     Source(Failure),
     /// The cache cannot be used; the source can.
@@ -138,34 +138,34 @@ enum Trouble {
 const ATTEMPTS: u32 = 3;
 
 /// Finds, copies and checks an image as is wanted. If `pin` is given it has that content, or this fails.
-pub fn image(path: &Path, pin: Option<Digest>, staging: &Staging) -> Result<Ready, Failure> {
+pub fn image(path: &Path, pin: Option<Digest>, staging: &StagingOptions) -> Result<StagedImage, Failure> {
     let open = if staging.fills_site { site::open } else { open_as_user };
     let ready = repeatedly(|| open(path), |opened| once(opened, pin, staging));
     staging.discard(path);
     ready.map_err(|trouble| match trouble {
-        Trouble::Cache(why) => Failure::new(why),
-        Trouble::Refused(failure) => failure.about(shown(path)),
-        Trouble::Source(failure) => failure,
+        StageError::Cache(why) => Failure::new(why),
+        StageError::Refused(failure) => failure.about(shown(path)),
+        StageError::Source(failure) => failure,
     })
 }
 
-fn open_as_user(path: &Path) -> Result<Opened, Trouble> {
-    image::identify(path).map_err(Trouble::Source)
+fn open_as_user(path: &Path) -> Result<Opened, StageError> {
+    image::identify(path).map_err(StageError::Source)
 }
 
 /// Opens an image and does something with it, a few times if the source makes trouble.
 fn repeatedly<T>(
-    open: impl Fn() -> Result<Opened, Trouble>,
-    work: impl Fn(Opened) -> Result<T, Trouble>,
-) -> Result<T, Trouble> {
+    open: impl Fn() -> Result<Opened, StageError>,
+    work: impl Fn(Opened) -> Result<T, StageError>,
+) -> Result<T, StageError> {
     // The user's limit on the size of files is a reason to make no copy, not to die of it.
-    let _unharmed = sys::Ignored::new(Signal::SIGXFSZ);
+    let _unharmed = sys::IgnoreSignal::new(Signal::SIGXFSZ);
     let _mask = sys::FileMask::set(cache::MASK);
     let mut attempt = 0;
     loop {
         attempt += 1;
         match work(open()?) {
-            Err(Trouble::Source(_)) if attempt < ATTEMPTS => {
+            Err(StageError::Source(_)) if attempt < ATTEMPTS => {
                 std::thread::sleep(Duration::from_millis(200) * attempt);
             }
             done => return done,
@@ -173,39 +173,39 @@ fn repeatedly<T>(
     }
 }
 
-fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready, Trouble> {
+fn once(opened: Opened, pin: Option<Digest>, staging: &StagingOptions) -> Result<StagedImage, StageError> {
     let place = shown(&opened.path);
     if opened.kind == Kind::Directory {
         return match pin {
-            None => Ok(Ready { opened, digest: None, place: Place::Source }),
-            Some(_) => Err(Trouble::Refused(Failure::new("a directory has no digest"))),
+            None => Ok(StagedImage { opened, digest: None, place: Provenance::Source }),
+            Some(_) => Err(StageError::Refused(Failure::new("a directory has no digest"))),
         };
     }
     let staged = match wanted(&opened, staging.verifies(pin), staging) {
         Ok(Wanted::Copy(cache, source)) => {
-            Some(staged(&cache, &source, staging, &mut Terminal::new(&opened.path)))
+            Some(staged(&cache, &source, staging, &mut StderrSink::new(&opened.path)))
         }
-        Ok(Wanted::SiteCopy(file, digest)) => Some(Ok((file, digest, Place::Site))),
+        Ok(Wanted::SiteCopy(file, digest)) => Some(Ok((file, digest, Provenance::Site))),
         Ok(Wanted::Nothing) => None,
-        Err(Trouble::Refused(failure)) if !staging.copies_or_nothing => {
+        Err(StageError::Refused(failure)) if !staging.copies_or_nothing => {
             note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
             None
         }
         Err(trouble) => return Err(trouble),
     };
-    if let Some(Ok((.., Place::Copied))) = staged
+    if let Some(Ok((.., Provenance::Copied))) = staged
         && !(if staging.fills_site { site::is_still_there(&opened) } else { is_still_there(&opened) })
     {
-        return Err(Trouble::Source(changing(&opened.path)));
+        return Err(StageError::Source(changing(&opened.path)));
     }
     let ready = match staged {
         Some(Ok((file, digest, place))) => {
-            Ready { opened: Opened { file, ..opened }, digest: Some(digest), place }
+            StagedImage { opened: Opened { file, ..opened }, digest: Some(digest), place }
         }
-        Some(Err(Trouble::Cache(why))) if staging.copies_or_nothing => {
-            return Err(Trouble::Refused(Failure::new(format!("no copy: {why}"))));
+        Some(Err(StageError::Cache(why))) if staging.copies_or_nothing => {
+            return Err(StageError::Refused(Failure::new(format!("no copy: {why}"))));
         }
-        Some(Err(Trouble::Cache(why))) => {
+        Some(Err(StageError::Cache(why))) => {
             note(&format!("{place} is used where it is: {why}"), None);
             in_place(opened, pin)?
         }
@@ -218,11 +218,11 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &Staging) -> Result<Ready,
     Ok(ready)
 }
 
-fn check_pin(pin: Option<Digest>, found: Digest) -> Result<(), Trouble> {
+fn check_pin(pin: Option<Digest>, found: Digest) -> Result<(), StageError> {
     match pin {
         Some(pin) if pin != found => {
             let failure = Failure::new(format!("its content is {found}, not {pin}"));
-            Err(Trouble::Refused(
+            Err(StageError::Refused(
                 failure.hint("it is another image than the one that was asked for by its digest"),
             ))
         }
@@ -245,41 +245,41 @@ enum Wanted<'a> {
     Copy(Cache, Original<'a>),
 }
 
-/// Whether a copy of this image is wanted, and from where. `Trouble::Refused`: there can be none.
-fn wanted<'a>(opened: &'a Opened, verify: bool, staging: &Staging) -> Result<Wanted<'a>, Trouble> {
+/// Whether a copy of this image is wanted, and from where. `StageError::Refused`: there can be none.
+fn wanted<'a>(opened: &'a Opened, verify: bool, staging: &StagingOptions) -> Result<Wanted<'a>, StageError> {
     if staging.fills_site {
-        let cache = Cache::open_shared(&staging.site).map_err(Trouble::Refused)?;
+        let cache = Cache::open_shared(&staging.site).map_err(StageError::Refused)?;
         return Ok(Wanted::Copy(cache, site::original(opened, verify)?));
     }
     match staging.policy {
         Policy::Never => return Ok(Wanted::Nothing),
-        Policy::Auto if !place::is_network(&opened.file, &staging.network) => return Ok(Wanted::Nothing),
+        Policy::Auto if !fs_type::is_network(&opened.file, &staging.network) => return Ok(Wanted::Nothing),
         Policy::Auto | Policy::Always | Policy::Broadcast => {}
     }
     let source = Original::new(opened, verify)?;
     // What srun sends is there already, and goes into the user's own folder.
     let has_site = staging.policy != Policy::Broadcast && !staging.site.as_os_str().is_empty();
-    let mut tell = Terminal::new(&opened.path);
-    let found = has_site.then(|| site::find(&staging.site, &source, &mut tell)).flatten();
+    let mut sink = StderrSink::new(&opened.path);
+    let found = has_site.then(|| site::find(&staging.site, &source, &mut sink)).flatten();
     if let Some((file, digest)) = found {
         return Ok(Wanted::SiteCopy(file, digest));
     }
-    let cache = Cache::open(&staging.directory).map_err(Trouble::Refused)?;
+    let cache = Cache::open(&staging.directory).map_err(StageError::Refused)?;
     // Diskless nodes: a copy would go over the same network, or take the job's memory.
-    let useless = place::is_network(&cache.dir, &staging.network) || place::is_memory(&cache.dir);
+    let useless = fs_type::is_network(&cache.dir, &staging.network) || fs_type::is_memory(&cache.dir);
     let made = staging.policy != Policy::Auto || !useless;
     Ok(if made { Wanted::Copy(cache, source) } else { Wanted::Nothing })
 }
 
 /// The image where it is; read as a whole only if its content matters.
-fn in_place(opened: Opened, pin: Option<Digest>) -> Result<Ready, Trouble> {
+fn in_place(opened: Opened, pin: Option<Digest>) -> Result<StagedImage, StageError> {
     let mode = opened.file.metadata().map_or(0, |found| found.mode());
     if mode & 0o002 != 0 {
         let warning = "everybody can write to it, also while it is used (chmod o-w)";
-        Terminal::new(&opened.path).note(&format!("{}: {warning}", shown(&opened.path)));
+        StderrSink::new(&opened.path).note(&format!("{}: {warning}", shown(&opened.path)));
     }
-    let digest = pin.map(|_| digest(&opened)).transpose().map_err(Trouble::Source)?;
-    Ok(Ready { opened, digest, place: Place::Source })
+    let digest = pin.map(|_| digest(&opened)).transpose().map_err(StageError::Source)?;
+    Ok(StagedImage { opened, digest, place: Provenance::Source })
 }
 
 /// Computes the digest of an image. What cannot be one is not read as a whole first.

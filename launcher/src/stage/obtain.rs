@@ -11,13 +11,13 @@ use mizzen_core::Digest;
 use mizzen_core::failure::cause;
 use rustix::io::Errno;
 
-use super::audience::{Audience, Doing};
 use super::cache::{self, Cache, copy_name, describe};
 use super::copy::{CopyError, copy, verify};
+use super::evict::{self, Limits};
 use super::lock::{self, Lock, Turn};
-use super::room::{self, Limits};
+use super::progress_sink::{Activity, ProgressSink};
 use super::source::{Identity, Manifest, Original};
-use super::{Place, Staging, Trouble, changing, unreadable};
+use super::{Provenance, StageError, StagingOptions, changing, unreadable};
 use crate::image::shown;
 
 /// Who waits for another's copy says so after a while,
@@ -29,39 +29,39 @@ const STALLED: Duration = Duration::from_secs(60);
 pub fn staged(
     cache: &Cache,
     source: &Original,
-    staging: &Staging,
-    tell: &mut dyn Audience,
-) -> Result<(File, Digest, Place), Trouble> {
+    staging: &StagingOptions,
+    sink: &mut dyn ProgressSink,
+) -> Result<(File, Digest, Provenance), StageError> {
     let identity = &source.identity;
     let name = format!("{}{}.lock", cache::SOURCE, identity.key());
     let mut heard = (String::new(), Instant::now());
     let (begin, mut told) = (Instant::now(), false);
     loop {
-        if let Some((file, digest)) = existing(cache, source, tell) {
-            return Ok((file, digest, Place::Cache));
+        if let Some((file, digest)) = existing(cache, source, sink) {
+            return Ok((file, digest, Provenance::Cache));
         }
-        match lock::attempt(cache, &name).map_err(Trouble::Cache)? {
+        match lock::attempt(cache, &name).map_err(StageError::Cache)? {
             Turn::Mine(lock) => {
                 // Its last holder may have made the copy since we looked.
-                if let Some((file, digest)) = existing(cache, source, tell) {
-                    return Ok((file, digest, Place::Cache));
+                if let Some((file, digest)) = existing(cache, source, sink) {
+                    return Ok((file, digest, Provenance::Cache));
                 }
-                let made = match staging.adopt(cache, source, &lock, tell) {
+                let made = match staging.adopt(cache, source, &lock, sink) {
                     Some(adopted) => Ok(adopted),
-                    None => make(cache, source, &staging.limits, &lock, tell),
+                    None => make(cache, source, &staging.limits, &lock, sink),
                 };
                 let (file, digest) = made?;
                 // Others may have copied at the same time.
-                let _ = room::make(cache, 0, 0, &staging.limits);
-                return Ok((file, digest, Place::Copied));
+                let _ = evict::reserve(cache, 0, 0, &staging.limits);
+                return Ok((file, digest, Provenance::Copied));
             }
             Turn::Held(who) if who != heard.0 => heard = (who, Instant::now()),
             Turn::Held(who) if heard.1.elapsed() > STALLED => {
-                return Err(Trouble::Cache(format!("{who} is copying it and makes no progress")));
+                return Err(StageError::Cache(format!("{who} is copying it and makes no progress")));
             }
             Turn::Held(who) => {
                 if !told && begin.elapsed() > PATIENT {
-                    tell.note(&format!("{} is being copied to the node by {who}", shown(source.path)));
+                    sink.note(&format!("{} is being copied to the node by {who}", shown(source.path)));
                     told = true;
                 }
                 std::thread::sleep(lock::PAUSE);
@@ -71,28 +71,34 @@ pub fn staged(
 }
 
 /// The copy that is there, if it can be used.
-fn existing(cache: &Cache, source: &Original, tell: &mut dyn Audience) -> Option<(File, Digest)> {
+fn existing(cache: &Cache, source: &Original, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
     let (file, digest) = cache.find(&source.identity)?;
-    is_sound(cache, source, &file, digest, tell).then_some((file, digest))
+    is_sound(cache, source, &file, digest, sink).then_some((file, digest))
 }
 
 /// Whether a copy has the content that it is named by, as far as anybody wants to know. One that has not is set aside.
-fn is_sound(cache: &Cache, source: &Original, file: &File, digest: Digest, tell: &mut dyn Audience) -> bool {
-    let Some(why) = damage(source, file, digest, tell) else { return true };
+fn is_sound(
+    cache: &Cache,
+    source: &Original,
+    file: &File,
+    digest: Digest,
+    sink: &mut dyn ProgressSink,
+) -> bool {
+    let Some(why) = damage(source, file, digest, sink) else { return true };
     // Another may have done that meanwhile, and made a new one.
-    if room::is_named(cache, &copy_name(digest), file) {
+    if evict::is_named(cache, &copy_name(digest), file) {
         cache.set_aside(&copy_name(digest));
     }
-    tell.note(&format!("{}: its copy on the node is damaged: {why}", shown(source.path)));
+    sink.note(&format!("{}: its copy on the node is damaged: {why}", shown(source.path)));
     false
 }
 
 /// What is wrong with the content of a copy, as far as anybody wants to know.
-pub fn damage(source: &Original, file: &File, digest: Digest, tell: &mut dyn Audience) -> Option<String> {
+pub fn damage(source: &Original, file: &File, digest: Digest, sink: &mut dyn ProgressSink) -> Option<String> {
     let (mut done, size) = (0, source.identity.size);
     let advance = &mut |bytes| {
         done += bytes;
-        tell.advance(Doing::Verifying, done, size);
+        sink.advance(Activity::Verifying, done, size);
     };
     if source.verify { verify(file, digest, size, advance).err() } else { None }
 }
@@ -103,13 +109,13 @@ fn make(
     source: &Original,
     limits: &Limits,
     lock: &Lock,
-    tell: &mut dyn Audience,
-) -> Result<(File, Digest), Trouble> {
+    sink: &mut dyn ProgressSink,
+) -> Result<(File, Digest), StageError> {
     let identity = &source.identity;
     settle(identity);
     let mut attempt = |freed| {
-        let room = room::make(cache, identity.size, freed, limits);
-        fill(cache, source, room.map_err(|why| Full::Other(Trouble::Cache(why)))?, lock, tell)
+        let room = evict::reserve(cache, identity.size, freed, limits);
+        fill(cache, source, room.map_err(|why| Full::Other(StageError::Cache(why)))?, lock, sink)
     };
     let (unfinished, digest) = match attempt(0) {
         // Another user's files, or a quota: let our own go, once.
@@ -117,11 +123,11 @@ fn make(
         other => other,
     }
     .map_err(|error| match error {
-        Full::Full(why) => Trouble::Cache(why),
+        Full::Full(why) => StageError::Cache(why),
         Full::Other(trouble) => trouble,
     })?;
-    let unpublished = |errno| Trouble::Cache(format!("{}: {}", cache.path.display(), describe(errno)));
-    let file = publish(cache, source, unfinished, digest, tell).map_err(unpublished)?;
+    let unpublished = |errno| StageError::Cache(format!("{}: {}", cache.path.display(), describe(errno)));
+    let file = publish(cache, source, unfinished, digest, sink).map_err(unpublished)?;
     Ok((file, digest))
 }
 
@@ -131,17 +137,17 @@ pub fn publish(
     source: &Original,
     unfinished: cache::Unfinished,
     digest: Digest,
-    tell: &mut dyn Audience,
+    sink: &mut dyn ProgressSink,
 ) -> Result<File, Errno> {
     let size = source.identity.size;
     if let Some(there) = cache.copy(digest, size) {
-        is_sound(cache, source, &there, digest, tell);
+        is_sound(cache, source, &there, digest, sink);
     }
     let file = cache.publish(unfinished, digest, size)?;
     // Without this the next start copies again; this one has what it needs.
     let manifest = Manifest::new(source.path, &source.identity, digest);
     if let Err(error) = cache.write_manifest(&manifest) {
-        tell.note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)));
+        sink.note(&format!("{}: cannot remember the copy: {}", cache.path.display(), cause(&error)));
     }
     Ok(file)
 }
@@ -149,7 +155,7 @@ pub fn publish(
 enum Full {
     /// No space: there may be some after making room.
     Full(String),
-    Other(Trouble),
+    Other(StageError),
 }
 
 /// Fills a new file with the source's content, and sees that the source was the same all the time. `room` is the lock
@@ -159,7 +165,7 @@ fn fill(
     source: &Original,
     room: Lock,
     lock: &Lock,
-    tell: &mut dyn Audience,
+    sink: &mut dyn ProgressSink,
 ) -> Result<(cache::Unfinished, Digest), Full> {
     let identity = &source.identity;
     let failed = |error: io::Error| {
@@ -167,9 +173,9 @@ fn fill(
         match Errno::from_io_error(&error) {
             Some(Errno::NOSPC | Errno::DQUOT) => Full::Full(why),
             Some(Errno::FBIG) => {
-                Full::Other(Trouble::Cache(format!("{why} (your limit on the size of files: ulimit -f)")))
+                Full::Other(StageError::Cache(format!("{why} (your limit on the size of files: ulimit -f)")))
             }
-            _ => Full::Other(Trouble::Cache(why)),
+            _ => Full::Other(StageError::Cache(why)),
         }
     };
     let unfinished = cache.begin(identity.size).map_err(|errno| failed(errno.into()))?;
@@ -177,17 +183,17 @@ fn fill(
     let (mut done, mut say) = (0, lock.teller(identity.size));
     let digest = copy(source.file, Some(&unfinished.file), identity.size, &mut |bytes| {
         done += bytes;
-        tell.advance(Doing::Copying, done, identity.size);
+        sink.advance(Activity::Copying, done, identity.size);
         say(bytes);
     });
     let digest = digest.map_err(|error| match error {
         CopyError::Target(error) => failed(error),
-        CopyError::Source(error) => Full::Other(Trouble::Source(unreadable(source.path, &error))),
-        CopyError::Shorter => Full::Other(Trouble::Source(changing(source.path))),
+        CopyError::Source(error) => Full::Other(StageError::Source(unreadable(source.path, &error))),
+        CopyError::Shorter => Full::Other(StageError::Source(changing(source.path))),
     })?;
     let now = Identity::of(source.file).map(|now| Identity { mount: identity.mount.clone(), ..now });
     if !now.is_ok_and(|now| now == *identity) {
-        return Err(Full::Other(Trouble::Source(changing(source.path))));
+        return Err(Full::Other(StageError::Source(changing(source.path))));
     }
     Ok((unfinished, digest))
 }

@@ -17,10 +17,10 @@ use mizzen_core::{Digest, Failure};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, getxattr, openat, readlinkat};
 use rustix::io::Errno;
 
-use super::Trouble;
-use super::audience::Audience;
+use super::StageError;
 use super::cache::Cache;
 use super::obtain::damage;
+use super::progress_sink::ProgressSink;
 use super::source::{Identity, Original};
 use crate::image::{Kind, Opened, identify_opened, shown};
 use crate::sys;
@@ -32,23 +32,23 @@ const PSEUDO: &str = "proc sysfs cgroup cgroup2 debugfs tracefs securityfs selin
 const LINKS: u32 = 40;
 
 /// The site's copy of an image that the user has opened, if there is one that can be used.
-pub fn find(directory: &Path, source: &Original, tell: &mut dyn Audience) -> Option<(File, Digest)> {
+pub fn find(directory: &Path, source: &Original, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
     let cache = match Cache::look_at_shared(directory) {
         Ok(cache) => cache?,
         Err(failure) => {
-            tell.note(&format!("the site's copies are not used: {failure}"));
+            sink.note(&format!("the site's copies are not used: {failure}"));
             return None;
         }
     };
     // What lies on a mount that root cannot have seen was not copied.
     let identity = Identity { mount: mount_of(source.file).ok()?, ..source.identity.clone() };
     let digest = cache.digest_of(&identity)?;
-    match usable(&cache, digest, source, tell) {
+    match usable(&cache, digest, source, sink) {
         Ok(file) => Some((file, digest)),
         Err(None) => None,
         Err(Some(why)) => {
             let copy = shown(&cache.copy_path(digest));
-            tell.note(&format!("{}: the site's copy {copy} is not used: {why}", shown(source.path)));
+            sink.note(&format!("{}: the site's copy {copy} is not used: {why}", shown(source.path)));
             None
         }
     }
@@ -59,7 +59,7 @@ fn usable(
     cache: &Cache,
     digest: Digest,
     source: &Original,
-    tell: &mut dyn Audience,
+    sink: &mut dyn ProgressSink,
 ) -> Result<File, Option<String>> {
     let file = match cache.open_copy(digest) {
         Ok(file) => file,
@@ -71,7 +71,7 @@ fn usable(
     if let Some(why) = cache.why_broken(&stat, Some(size)) {
         return Err(Some(format!("it is {why}")));
     }
-    match damage(source, &file, digest, tell) {
+    match damage(source, &file, digest, sink) {
         Some(why) => Err(Some(format!("it is damaged: {why}"))),
         None => Ok(file),
     }
@@ -93,9 +93,9 @@ pub fn look(path: &Path) -> Result<Option<Form>, Failure> {
 /// Opens an image that root is to copy for all users; or tells why it is none to be copied. What lies there is looked at
 /// through a descriptor that opens nothing. Only a file that everybody may read is then opened: the path may be a user's, and
 /// lead to devices, to what is closed to that user, or to a file system that never answers.
-pub fn open(path: &Path) -> Result<Opened, Trouble> {
-    let failed = |error| Trouble::Source(Failure::caused_by(shown(path), error));
-    let reached = match walk(path).map_err(|errno| Trouble::Source(cannot_reach(path, errno)))? {
+pub fn open(path: &Path) -> Result<Opened, StageError> {
+    let failed = |error| StageError::Source(Failure::caused_by(shown(path), error));
+    let reached = match walk(path).map_err(|errno| StageError::Source(cannot_reach(path, errno)))? {
         Way::Open(reached) => reached,
         Way::Closed(directory, why) => {
             let message = format!("the directory {} {why}", shown(&directory));
@@ -104,7 +104,7 @@ pub fn open(path: &Path) -> Result<Opened, Trouble> {
         Way::Served => return Err(refused(SERVED)),
     };
     let metadata = reached.metadata().map_err(failed)?;
-    refuse_special(path, &metadata).map_err(Trouble::Source)?;
+    refuse_special(path, &metadata).map_err(StageError::Source)?;
     if metadata.is_dir() {
         let (path, kind) = (path.to_owned(), Kind::Directory);
         return Ok(Opened { path, file: reached, kind, size: 0, architecture: None });
@@ -118,7 +118,7 @@ pub fn open(path: &Path) -> Result<Opened, Trouble> {
     let file =
         openat(CWD, descriptor_path(&reached), flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
     let opened = recognise(path, file.into()).and_then(|opened| identify_opened(path, opened));
-    opened.map_err(Trouble::Source)
+    opened.map_err(StageError::Source)
 }
 
 /// Whether the path still leads to the file that was opened.
@@ -128,19 +128,19 @@ pub fn is_still_there(opened: &Opened) -> bool {
 }
 
 /// An image that root copies for all users, and has opened.
-pub fn original(opened: &Opened, verify: bool) -> Result<Original<'_>, Trouble> {
+pub fn original(opened: &Opened, verify: bool) -> Result<Original<'_>, StageError> {
     let mount = mount_of(&opened.file).map_err(|why| refused(&why))?;
     let source = Original::new(opened, verify)?;
     // Who has it open could write to it without leaving a trace in its times (by a page that it has mapped).
     if sys::is_written(&opened.file) {
         let failure = Failure::new("no copy for all users: somebody has it open for writing");
-        return Err(Trouble::Refused(failure.hint("stage it when it is complete")));
+        return Err(StageError::Refused(failure.hint("stage it when it is complete")));
     }
     Ok(Original { identity: Identity { mount, ..source.identity }, ..source })
 }
 
-fn refused(why: &str) -> Trouble {
-    Trouble::Refused(Failure::new(format!("no copy for all users: {why}")))
+fn refused(why: &str) -> StageError {
+    StageError::Refused(Failure::new(format!("no copy for all users: {why}")))
 }
 
 fn cannot_reach(path: &Path, errno: Errno) -> Failure {
@@ -204,7 +204,7 @@ fn check_mount(mount: &str) -> Result<String, String> {
 }
 
 /// To open what a link leads to is not advised: the link may be another's.
-fn closed(why: &str, right: char, path: &Path, is_direct: bool) -> Trouble {
+fn closed(why: &str, right: char, path: &Path, is_direct: bool) -> StageError {
     let path = shown(path);
     let own = "users can stage it for themselves";
     let hint = match why.contains(LISTED) {
@@ -212,7 +212,7 @@ fn closed(why: &str, right: char, path: &Path, is_direct: bool) -> Trouble {
         true => format!("setfacl -b {path}, if everybody may have the image; {own}"),
         false => format!("chmod go+{right} {path}, if everybody may have the image; {own}"),
     };
-    Trouble::Refused(Failure::new(format!("no copy for all users: {why}")).hint(hint))
+    StageError::Refused(Failure::new(format!("no copy for all users: {why}")).hint(hint))
 }
 
 /// What is said where an access list decides.

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, Stat, fstat, statat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{Trouble, unreadable};
+use super::{StageError, unreadable};
 use crate::image::Opened;
 
 /// A file that is to be copied.
@@ -26,9 +26,9 @@ pub struct Original<'a> {
 
 impl<'a> Original<'a> {
     /// An image that has been opened.
-    pub fn new(opened: &'a Opened, verify: bool) -> Result<Original<'a>, Trouble> {
-        let identity =
-            Identity::of(&opened.file).map_err(|error| Trouble::Source(unreadable(&opened.path, &error)))?;
+    pub fn new(opened: &'a Opened, verify: bool) -> Result<Original<'a>, StageError> {
+        let identity = Identity::of(&opened.file)
+            .map_err(|error| StageError::Source(unreadable(&opened.path, &error)))?;
         Ok(Original { path: &opened.path, file: &opened.file, identity, verify })
     }
 }

@@ -85,7 +85,7 @@ impl StepChannel {
         let mut fds =
             vec![namespaces.user.as_raw_fd(), namespaces.mounts.as_raw_fd(), facts_file.as_raw_fd()];
         // Nobody needs it; in the message it stays open until all tasks have entered.
-        fds.extend(namespaces.life.as_ref().map(AsRawFd::as_raw_fd));
+        fds.extend(namespaces.changes_guard.as_ref().map(AsRawFd::as_raw_fd));
         self.send_message(&Outcome::Ready, &fds).map_err(|errno| failed("tell the other tasks", errno.into()))
     }
 
@@ -106,7 +106,7 @@ impl StepChannel {
     }
 
     fn send_message(&self, outcome: &Outcome, fds: &[i32]) -> nix::Result<()> {
-        sys::pass_descriptors(&self.send, &outcome.encode(), fds)
+        sys::send_descriptors(&self.send, &outcome.encode(), fds)
     }
 
     /// Another task: waits for the first one's message. The builder's end is noticed too: the socket alone would not
@@ -166,7 +166,7 @@ fn read_message(mut fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
     let facts = facts_file.read_exact_at(&mut text, 0).and_then(|()| Ok(serde_json::from_slice(&text)?));
     let facts =
         facts.map_err(|error| Failure::new(format!("cannot read what the first task says: {error}")))?;
-    Ok((Namespaces { user, mounts, life: None }, facts))
+    Ok((Namespaces { user, mounts, changes_guard: None }, facts))
 }
 
 /// Whether the process with this number lives and has the same parent, slurmstepd. Any other process that has the

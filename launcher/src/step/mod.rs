@@ -8,7 +8,7 @@
 
 mod channel;
 mod join;
-mod lost_files;
+mod step_reporter;
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -29,10 +29,10 @@ use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Stopwatch};
 use crate::plan::{Facts, Identity, Program, typed_command};
 use crate::sandbox::{self, Namespaces, Sources, Unstartable, Watch};
-use crate::slurm::{self, Inside};
+use crate::slurm::{self, CallerContext};
 use crate::{report, report_note, sys};
 use channel::StepChannel;
-use lost_files::ToSlurm;
+use step_reporter::StepReporter;
 
 /// The name under which Slurm starts the launcher.
 pub const NAME: &str = "mizzen-enter";
@@ -130,7 +130,7 @@ fn enter(
     let command = command(handover);
     let (_, step) = handover.step.split_once('.').unwrap_or_default();
     let script = (step == "batch").then(|| command.first().map(PathBuf::from)).flatten();
-    let inside = Inside::from_environment(environment);
+    let inside = CallerContext::from_environment(environment);
     let of_step = Some(StepOptions { script, commands: None, inside });
     let (options, facts, watch) = match &handover.role {
         // The first task has read the settings for all.
@@ -198,10 +198,10 @@ fn build(
 ) -> Result<Built, Failure> {
     let mut watch = Stopwatch::start();
     let user_namespace = user_namespace.map(own_user_namespace).transpose()?;
-    let host = Host::look_with(accounts, user_namespace.is_some());
+    let host = Host::detect_with(accounts, user_namespace.is_some());
     let image = pipeline::Image::find_at(&options.image, pin, &options.staging)?;
     watch.lap("stage");
-    let container_watch = Watch::new(Box::new(ToSlurm::new(handover, channel)?))?;
+    let container_watch = Watch::new(Box::new(StepReporter::new(handover, channel)?))?;
     let root = image.source(options, &host, &container_watch)?;
     let (plan, data) = pipeline::plan(options, &image, &host)?;
     let sources = Sources { root, data, watch: container_watch };

@@ -4,7 +4,7 @@
 mod inherited;
 mod leases;
 mod mapped;
-mod passing;
+mod scm_rights;
 mod streams;
 
 use std::io;
@@ -20,7 +20,7 @@ use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid
 pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace, peer_uid};
 pub use leases::{is_open_elsewhere, is_written};
 pub use mapped::Mapped;
-pub use passing::{pass_descriptors, receive_descriptors};
+pub use scm_rights::{receive_descriptors, send_descriptors};
 pub use streams::check_stdout;
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.
@@ -150,17 +150,17 @@ pub fn reset_signal(signal: Signal) -> io::Result<()> {
 }
 
 /// Ignores a signal as long as it lives.
-pub struct Ignored(Signal, Option<SigHandler>);
+pub struct IgnoreSignal(Signal, Option<SigHandler>);
 
-impl Ignored {
+impl IgnoreSignal {
     /// From now on.
-    pub fn new(signal: Signal) -> Ignored {
+    pub fn new(signal: Signal) -> IgnoreSignal {
         // SAFETY: installs no handler.
-        Ignored(signal, unsafe { nix::sys::signal::signal(signal, SigHandler::SigIgn) }.ok())
+        IgnoreSignal(signal, unsafe { nix::sys::signal::signal(signal, SigHandler::SigIgn) }.ok())
     }
 }
 
-impl Drop for Ignored {
+impl Drop for IgnoreSignal {
     fn drop(&mut self) {
         if let Some(before) = self.1 {
             // SAFETY: what held before; this program has no handlers.

@@ -27,8 +27,8 @@ use std::sync::{Mutex, PoisonError};
 
 use mizzen_core::{Failure, cancel};
 
+use crate::duplicate_load::{self, Part};
 use crate::state::Reported;
-use crate::twice::{self, Part};
 use crate::{Context, Hook, container_wanted, dispatch, other_nodes, state, version};
 
 use handle::strings;
@@ -169,7 +169,7 @@ fn has_nothing_to_do(hook: Hook, context: Context) -> bool {
     let mut state = state::lock();
     if hook == Hook::Init {
         state.loads += 1;
-        state.part = twice::part(&plugin_file().unwrap_or_default(), state.loads);
+        state.part = duplicate_load::part(&plugin_file().unwrap_or_default(), state.loads);
         if let Part::Refuses(why) = &state.part {
             let why = why.clone();
             state.latch(why);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 
-use super::{Link, Mount, Shape, Skeleton, What, links};
+use super::{Link, Mount, MountKind, Shape, Skeleton, links};
 use crate::image::{Entry, Resolved, Tree, in_image, resolve};
 use crate::slurm;
 
@@ -76,7 +76,7 @@ pub fn find(mut wanted: Vec<Mount>, tree: &dyn Tree, notes: &mut Vec<String>) ->
 fn place_in(outer: &Placed, inner: &Mount) -> Result<PathBuf, Failure> {
     let relative = inner.target.strip_prefix(&outer.asked).unwrap_or(&inner.target);
     match &outer.mount.what {
-        What::Bind { source, .. } => {
+        MountKind::Bind { source, .. } => {
             if !source.join(relative).exists() {
                 return Err(missing_in(outer, inner));
             }
@@ -88,10 +88,10 @@ fn place_in(outer: &Placed, inner: &Mount) -> Result<PathBuf, Failure> {
                 return Err(Failure::new(message).hint("choose a destination without symbolic links"));
             }
         }
-        What::Tmpfs(_) | What::Devices(_) => {} // empty and ours: made when it is mounted
-        What::File(_) => return Err(missing_in(outer, inner)),
+        MountKind::Tmpfs(_) | MountKind::Devices(_) => {} // empty and ours: made when it is mounted
+        MountKind::File(_) => return Err(missing_in(outer, inner)),
         // Found out when it is mounted.
-        What::Proc | What::Squashfs(_) | What::Commands(_) | What::HostFiles { .. } => {}
+        MountKind::Proc | MountKind::Squashfs(_) | MountKind::Commands(_) | MountKind::HostFiles { .. } => {}
     }
     Ok(outer.mount.target.join(relative))
 }

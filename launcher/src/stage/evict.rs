@@ -43,7 +43,7 @@ const MOST_COPIES: usize = 4096;
 const SOURCES_OF_A_COPY: usize = 16;
 
 /// A copy, as its name and its inode tell.
-pub struct Copy {
+pub struct CachedCopy {
     pub name: String,
     pub digest: Digest,
     pub size: u64,
@@ -67,7 +67,7 @@ struct Space {
 
 impl Space {
     /// As it is now: a file that somebody has open keeps its space when it is removed.
-    fn of(cache: &Cache, copies: &[Copy]) -> Result<Space, String> {
+    fn of(cache: &Cache, copies: &[CachedCopy]) -> Result<Space, String> {
         let disk = fstatvfs(&cache.dir).map_err(describe)?;
         let mut space = Space {
             copies: copies.len(),
@@ -102,10 +102,10 @@ impl Space {
 
 /// Makes room for `needed` bytes more within the limits; in any case at least `freed` bytes are freed if they can be. Nobody
 /// else makes room before the lock is dropped: by then whoever needs the room has a file of that size.
-pub fn make(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<Lock, String> {
+pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<Lock, String> {
     let lock = lock::patient(cache, "room.lock", PATIENCE)?;
     sweep(cache);
-    let mut copies = copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
+    let mut copies = list_copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
     copies.sort_by_key(|copy| copy.used);
     let no_room = || format!("no room for {} in {}", megabytes(needed), cache.path.display());
     let mut space = Space::of(cache, &copies)?;
@@ -119,14 +119,14 @@ pub fn make(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<L
         // Those before it are in use.
         let removed = copies.drain(..=index).next_back();
         missing = missing.saturating_sub(removed.map_or(0, |copy| copy.size));
-        space = Space::of(cache, &self::copies(cache).map_err(|error| error.to_string())?)?;
+        space = Space::of(cache, &list_copies(cache).map_err(|error| error.to_string())?)?;
     }
     if space.lacks(needed, limits) { Err(no_room()) } else { Ok(lock) }
 }
 
 /// Whether the limits hold.
 pub fn is_enough(cache: &Cache, limits: &Limits) -> Result<bool, String> {
-    let copies = copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
+    let copies = list_copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
     Ok(!Space::of(cache, &copies)?.lacks(0, limits))
 }
 
@@ -136,13 +136,13 @@ pub fn megabytes(bytes: u64) -> String {
 }
 
 /// All copies.
-pub fn copies(cache: &Cache) -> std::io::Result<Vec<Copy>> {
+pub fn list_copies(cache: &Cache) -> std::io::Result<Vec<CachedCopy>> {
     let mut copies = Vec::new();
     for name in cache.names(COPY)? {
         let Some(digest) = Digest::parse(name.trim_start_matches(COPY)) else { continue };
         let Ok(stat) = statat(&cache.dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        copies.push(Copy { name, digest, size, used: (stat.st_atime, stat.st_atime_nsec) });
+        copies.push(CachedCopy { name, digest, size, used: (stat.st_atime, stat.st_atime_nsec) });
     }
     Ok(copies)
 }

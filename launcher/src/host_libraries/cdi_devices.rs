@@ -17,7 +17,7 @@ use super::rules::Set;
 use crate::cdi::{Bind, Edits, Specs};
 use crate::image::{Metadata, Tree, resolve};
 use crate::options::{Origin, RunOptions};
-use crate::plan::{Mount, Shape, What};
+use crate::plan::{Mount, MountKind, Shape};
 
 /// Where CUDA images have libraries for drivers that are older than their CUDA.
 const CUDA_COMPATIBILITY: &str = "/usr/local/cuda/compat/libcuda.so.*";
@@ -107,11 +107,11 @@ impl HostLibraries {
         let origin = Some(Origin::Site);
         let binds = edits.binds.into_iter().map(|bind| {
             let shape = if bind.is_directory { Shape::Directory } else { Shape::File };
-            let what = What::Bind { source: bind.source, shape };
+            let what = MountKind::Bind { source: bind.source, shape };
             Mount { what, target: bind.target, flags: bind.flags, origin, why: bind.why }
         });
         let tmpfs = edits.tmpfs.into_iter().map(|(target, size, flags)| Mount {
-            what: What::Tmpfs(size),
+            what: MountKind::Tmpfs(size),
             target,
             flags,
             origin,

@@ -36,16 +36,16 @@ pub struct Directory {
     pub path: PathBuf,
     /// It is removed when this process has ended, nobody has this open any more, and nobody is left in the container.
     /// The other tasks of a Slurm step may go on when the first, which has made it, has ended.
-    life: Option<PipeWriter>,
+    guard: Option<PipeWriter>,
 }
 
 impl Directory {
     /// Tells the process that will remove it which mount namespace has the container. What is returned is to be kept open
     /// while others may still enter.
     pub fn hold_for(&mut self, mount_namespace: Option<u64>) -> Option<OwnedFd> {
-        let mut life = self.life.take()?;
-        let _ = life.write_all(&mount_namespace?.to_ne_bytes());
-        Some(life.into())
+        let mut guard = self.guard.take()?;
+        let _ = guard.write_all(&mount_namespace?.to_ne_bytes());
+        Some(guard.into())
     }
 }
 
@@ -63,11 +63,11 @@ pub fn make_directory(parent: &Path) -> Result<Directory, Failure> {
     let path = mkdtemp(&parent.join(format!("{PREFIX}XXXXXX")))
         .map_err(|errno| failed("cannot make a directory", errno.into()))?;
     let name = path.file_name().unwrap_or_default();
-    let life = guard(opened.as_fd(), name).map_err(|(what, error)| {
+    let guard = guard(opened.as_fd(), name).map_err(|(what, error)| {
         let _ = unlinkat(&opened, name, AtFlags::REMOVEDIR);
         failed(what, error)
     })?;
-    Ok(Directory { path, life: Some(life) })
+    Ok(Directory { path, guard: Some(guard) })
 }
 
 /// Locks and marks a new directory, and starts the process that removes it.
@@ -84,7 +84,7 @@ fn guard(parent: BorrowedFd, name: &OsStr) -> Result<PipeWriter, (&'static str, 
 
 fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) -> io::Result<PipeWriter> {
     let program = sys::pidfd_of_self()?;
-    let (closed, life) = io::pipe()?;
+    let (closed, guard) = io::pipe()?;
     sys::spawn_detached(&[program.as_fd(), closed.as_fd(), parent, directory], || {
         let mut ended = [PollFd::new(program.as_fd(), PollFlags::POLLIN)];
         while poll(&mut ended, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
@@ -96,7 +96,7 @@ fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) ->
         let mut all = usize::MAX;
         let _ = remove(parent, name, directory, &mut all);
     })?;
-    Ok(life)
+    Ok(guard)
 }
 
 /// Removes the directories that runs of this user have left behind.

@@ -53,7 +53,7 @@ type Variables = Vec<(OsString, OsString)>;
 
 /// What a program inside had when it called srun, sbatch or salloc.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inside {
+pub struct CallerContext {
     /// The image that it ran in; everything else means something in that one only.
     pub image: PathBuf,
     /// Its working directory.
@@ -64,12 +64,12 @@ pub struct Inside {
     command: OsString,
 }
 
-impl Inside {
+impl CallerContext {
     /// Reads it back from the environment of a task on the node. A broken value is as good as none: only programs
     /// that change our variable make one, and it carries conveniences.
-    pub fn from_environment(environment: &[(OsString, OsString)]) -> Option<Inside> {
+    pub fn from_environment(environment: &[(OsString, OsString)]) -> Option<CallerContext> {
         let value = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
-        let mut inside = Inside::decode(value(VARIABLE)?.as_bytes())?;
+        let mut inside = CallerContext::decode(value(VARIABLE)?.as_bytes())?;
         // `--export=NONE` and lists. sbatch leaves a note and then gives the job the environment of a login; srun
         // leaves no note, and no PATH either.
         let exported = if inside.command == "sbatch" {
@@ -84,13 +84,17 @@ impl Inside {
     }
 
     /// What a program has that calls a command now, if it is in a container that Slurm started.
-    fn of_caller(command: &str, environment: &[(OsString, OsString)], workdir: &Path) -> Option<Inside> {
+    fn of_caller(
+        command: &str,
+        environment: &[(OsString, OsString)],
+        workdir: &Path,
+    ) -> Option<CallerContext> {
         let (_, request) = environment.iter().find(|(name, _)| name == request::VARIABLE)?;
         let Ok(Request::Container(container)) = Request::decode(request.as_bytes()) else { return None };
         let packed = |name: &OsStr| belongs_to_one_side(name) && name != "PWD" && name != "OLDPWD";
         let variables = environment.iter().filter(|(name, _)| packed(name)).cloned().collect();
         let workdir = workdir.to_owned();
-        Some(Inside { image: container.image, workdir, variables, command: command.into() })
+        Some(CallerContext { image: container.image, workdir, variables, command: command.into() })
     }
 
     /// Text for [`VARIABLE`], and the names of variables for which it has no room. The longest ones have none.
@@ -119,7 +123,7 @@ impl Inside {
         (text, left_out)
     }
 
-    fn decode(text: &[u8]) -> Option<Inside> {
+    fn decode(text: &[u8]) -> Option<CallerContext> {
         let (mut image, mut workdir, mut command, mut variables) = (None, None, None, Vec::new());
         for pair in text.split(|byte| *byte == b'&') {
             let equals = pair.iter().position(|byte| *byte == b'=')?;
@@ -144,7 +148,12 @@ impl Inside {
             }
         }
         let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
-        Some(Inside { image: absolute(image?)?, workdir: absolute(workdir?)?, variables, command: command? })
+        Some(CallerContext {
+            image: absolute(image?)?,
+            workdir: absolute(workdir?)?,
+            variables,
+            command: command?,
+        })
     }
 }
 
@@ -166,7 +175,8 @@ fn is_ours(name: &OsStr) -> bool {
 /// The environment that leaves the container with a command (runs inside), and the names of variables that are too
 /// long to come back in the new step.
 pub fn leaving(command: &str, environment: Variables, workdir: &Path) -> (Variables, Vec<OsString>) {
-    let inside = Inside::of_caller(command, &environment, workdir).filter(|_| LAUNCHERS.contains(&command));
+    let inside =
+        CallerContext::of_caller(command, &environment, workdir).filter(|_| LAUNCHERS.contains(&command));
     let stays = |name: &OsStr| belongs_to_one_side(name) || is_ours(name);
     let mut leaving: Variables = environment.into_iter().filter(|(name, _)| !stays(name)).collect();
     let mut left_out = Vec::new();
@@ -224,7 +234,7 @@ mod tests {
         let (leaving, left_out) = leaving("srun", of_script(), Path::new("/opt/app"));
         let outside = ["OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_MIZZEN_REQUEST", "SLURM_MIZZEN_INSIDE"];
         assert_eq!((names(&leaving), left_out), (outside.to_vec(), Vec::new()));
-        let inside = Inside::from_environment(&arriving(leaving, on_host(), Path::new("/"))).unwrap();
+        let inside = CallerContext::from_environment(&arriving(leaving, on_host(), Path::new("/"))).unwrap();
         assert_eq!((inside.image, inside.workdir), ("/shared/tf.sqsh".into(), "/opt/app".into()));
         let mut expected = of_script();
         expected.truncate(4);
@@ -268,7 +278,7 @@ mod tests {
         let count = |command: &str, more: &[(&str, &str)]| {
             let (mut variables, _) = leaving(command, of_script(), Path::new("/opt/app"));
             variables.extend(pairs(more));
-            let inside = Inside::from_environment(&variables).unwrap();
+            let inside = CallerContext::from_environment(&variables).unwrap();
             assert_eq!(inside.workdir, Path::new("/opt/app"));
             inside.variables.len()
         };
@@ -288,7 +298,7 @@ mod tests {
     #[test]
     fn hostile_bytes_survive_or_are_refused() {
         let wild = OsString::from_vec((1..=255).collect());
-        let inside = Inside {
+        let inside = CallerContext {
             image: Path::new("/").join(&wild),
             workdir: Path::new("/").join(&wild),
             variables: vec![("PATH".into(), wild), ("LD_=".into(), "".into())],
@@ -296,7 +306,7 @@ mod tests {
         };
         let (text, _) = inside.encode();
         assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
-        let back = Inside::decode(text.as_bytes()).unwrap();
+        let back = CallerContext::decode(text.as_bytes()).unwrap();
         assert_eq!((&back.image, &back.workdir), (&inside.image, &inside.workdir));
         assert!(back.variables.contains(&inside.variables[0]));
         for text in [
@@ -312,20 +322,21 @@ mod tests {
             "image=/a%0&workdir=/b&command=srun",
             "image=/a&workdir=/b&command=srun&",
         ] {
-            assert_eq!(Inside::decode(text.as_bytes()), None, "{text}");
+            assert_eq!(CallerContext::decode(text.as_bytes()), None, "{text}");
         }
         let forged = b"image=/a&workdir=/b&command=srun&variable=HOME%3D/evil&variable=PATH%3D/x";
-        assert_eq!(Inside::decode(forged).unwrap().variables, pairs(&[("PATH", "/x")]));
+        assert_eq!(CallerContext::decode(forged).unwrap().variables, pairs(&[("PATH", "/x")]));
     }
 
     #[test]
     fn the_longest_are_left_out_when_there_is_no_room() {
         let long = "/a:".repeat(50_000);
         let variables = pairs(&[("LD_PRELOAD", long.as_str()), ("PATH", "/bin"), ("ENV", &long[..90_000])]);
-        let inside = Inside { image: "/i".into(), workdir: "/".into(), variables, command: "srun".into() };
+        let inside =
+            CallerContext { image: "/i".into(), workdir: "/".into(), variables, command: "srun".into() };
         let (text, left_out) = inside.encode();
         assert!(text.len() <= LIMIT);
         assert_eq!(left_out, ["LD_PRELOAD"]);
-        assert_eq!(Inside::decode(text.as_bytes()).unwrap().variables.len(), 2);
+        assert_eq!(CallerContext::decode(text.as_bytes()).unwrap().variables.len(), 2);
     }
 }

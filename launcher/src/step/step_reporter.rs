@@ -10,7 +10,7 @@ use super::channel::StepChannel;
 use crate::sandbox::{Reporter, identity_of, standard_error_in, tell};
 
 /// How slurmstepd is told.
-pub struct ToSlurm {
+pub struct StepReporter {
     report: StepReport,
     node: String,
     step: String,
@@ -19,16 +19,16 @@ pub struct ToSlurm {
     standard_error: Option<(u64, u64)>,
 }
 
-impl ToSlurm {
+impl StepReporter {
     /// For a step. Of its channel it needs the report alone: with the rest the container itself would be held.
-    pub fn new(handover: &Handover, channel: &StepChannel) -> Result<ToSlurm, Failure> {
+    pub fn new(handover: &Handover, channel: &StepChannel) -> Result<StepReporter, Failure> {
         let Handover { node, step, other_nodes, .. } = handover.clone();
         let standard_error = identity_of(std::io::stderr());
-        Ok(ToSlurm { report: channel.report()?, node, step, other_nodes, standard_error })
+        Ok(StepReporter { report: channel.report()?, node, step, other_nodes, standard_error })
     }
 }
 
-impl Reporter for ToSlurm {
+impl Reporter for StepReporter {
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         vec![std::os::fd::AsFd::as_fd(&self.report)]
     }

@@ -9,7 +9,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 
 /// Sends a message with descriptors. The kernel compares those that all processes of the user have under way with the
 /// sender's limit on open files; the steps of a job that run at once have many more than one of them needs.
-pub fn pass_descriptors(socket: &OwnedFd, text: &[u8], fds: &[i32]) -> nix::Result<()> {
+pub fn send_descriptors(socket: &OwnedFd, text: &[u8], fds: &[i32]) -> nix::Result<()> {
     let limit = getrlimit(Resource::RLIMIT_NOFILE);
     if let Ok((_, hard)) = limit {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);

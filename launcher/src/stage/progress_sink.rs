@@ -8,7 +8,7 @@ use crate::report_note;
 
 /// What takes its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
+pub enum Activity {
     /// A copy is made.
     Copying,
     /// One that is there is read.
@@ -16,31 +16,31 @@ pub enum Doing {
 }
 
 /// Who is told how a copy goes on.
-pub trait Audience {
+pub trait ProgressSink {
     /// So many bytes are done.
-    fn advance(&mut self, doing: Doing, done: u64, total: u64);
+    fn advance(&mut self, doing: Activity, done: u64, total: u64);
     /// Something that is no failure.
     fn note(&mut self, text: &str);
 }
 
 /// The user's terminal, or the output of his job.
-pub struct Terminal<'a> {
+pub struct StderrSink<'a> {
     path: &'a Path,
-    progress: Option<(Progress, Doing, u64)>,
+    progress: Option<(Progress, Activity, u64)>,
 }
 
-impl<'a> Terminal<'a> {
+impl<'a> StderrSink<'a> {
     /// For the copy of this image.
-    pub fn new(path: &'a Path) -> Terminal<'a> {
-        Terminal { path, progress: None }
+    pub fn new(path: &'a Path) -> StderrSink<'a> {
+        StderrSink { path, progress: None }
     }
 }
 
-impl Audience for Terminal<'_> {
-    fn advance(&mut self, doing: Doing, done: u64, total: u64) {
+impl ProgressSink for StderrSink<'_> {
+    fn advance(&mut self, doing: Activity, done: u64, total: u64) {
         let what = match doing {
-            Doing::Copying => "copying to the node",
-            Doing::Verifying => "verifying the copy on the node",
+            Activity::Copying => "copying to the node",
+            Activity::Verifying => "verifying the copy on the node",
         };
         // Other work, and a second attempt, begin anew.
         let shown = self.progress.take().filter(|(_, before, shown)| *before == doing && *shown <= done);
