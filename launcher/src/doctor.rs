@@ -18,7 +18,8 @@ use crate::host::Host;
 use crate::host_libraries::{self, Switch};
 use crate::options::Unshare;
 use crate::plan::Identity;
-use crate::{print, report, sandbox, sys};
+use crate::report::{print, report};
+use crate::{sandbox, sys};
 
 /// What is tried, and what it is for.
 struct Check {

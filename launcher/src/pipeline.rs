@@ -21,7 +21,7 @@ use mizzen_squashfs as squashfs;
 use crate::image::{self, DirectoryTree, Kind, Metadata, Opened, Tree};
 use crate::options::RunOptions;
 use crate::plan::{Identity, MountKind, Plan};
-use crate::report_note;
+use crate::report::report_note;
 use crate::sandbox::{self, RootSource, Server, Sources, StderrReporter, Unstartable, Watch};
 use crate::stage::{self, StagedImage, StagingOptions};
 

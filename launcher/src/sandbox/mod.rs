@@ -25,7 +25,8 @@ use mizzen_squashfs as squashfs;
 use nix::sys::signal::Signal;
 
 use crate::plan::{Changes, MountKind, Plan, Root};
-use crate::{report_note, sys};
+use crate::report::report_note;
+use crate::sys;
 
 pub use exec::{Unstartable, start};
 pub use namespaces::{

@@ -13,7 +13,8 @@ use nix::unistd::Pid;
 
 use super::{Servers, enter_root, exec};
 use crate::plan::Plan;
-use crate::{report, sys};
+use crate::report::report;
+use crate::sys;
 
 /// Signals that are handed on to the program, unless they come from the terminal, which sends them to all.
 const HANDED_ON: [Signal; 6] =

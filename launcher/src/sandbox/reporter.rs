@@ -14,7 +14,8 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::processes::{mount_namespace_of, processes_in};
 use super::watcher::wait_for;
-use crate::{message, sys};
+use crate::report::message;
+use crate::sys;
 
 /// A terminal may be stopped, and a pipe full. In milliseconds.
 const WRITABLE: u16 = 2000;

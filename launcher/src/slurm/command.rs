@@ -25,7 +25,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use super::host::child_signals;
 use super::wire::{Answer, FROM_TERMINAL, Order, Refusal};
 use super::{COMMANDS, caller_context};
-use crate::{report, sys};
+use crate::report::report;
+use crate::sys;
 
 /// Where Slurm is when PATH does not say.
 const USUAL_PLACES: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin"];

@@ -24,7 +24,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::wire::{Answer, FROM_TERMINAL, Inherited, Order, Refusal};
 use super::{HOST_VARIABLE, caller_context};
-use crate::{report, report_note, sys};
+use crate::report::{report, report_note};
+use crate::sys;
 
 /// Signals that the command gets when the shim does. Those of the terminal reach the shim alone: the command is in
 /// a session of its own.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::image::shown;
 use crate::progress::Progress;
-use crate::report_note;
+use crate::report::report_note;
 
 /// What takes its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

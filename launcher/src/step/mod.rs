@@ -28,9 +28,10 @@ use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Stopwatch};
 use crate::plan::{Facts, Identity, Program, typed_command};
+use crate::report::{report, report_note};
 use crate::sandbox::{self, Namespaces, Sources, Unstartable, Watch};
 use crate::slurm::{self, CallerContext};
-use crate::{report, report_note, sys};
+use crate::sys;
 use channel::StepChannel;
 use step_reporter::StepReporter;
 

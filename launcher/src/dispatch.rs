@@ -1,0 +1,155 @@
+//! Which command does what: the words of a command line, and the names under which Slurm and its plugin start the launcher.
+//! Runs as the user who calls it.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::staging::BROADCASTER;
+use mizzen_core::{Config, Failure};
+
+use crate::cli::{CacheCommand, Cli, Command};
+use crate::report::{print, report, written};
+use crate::stage::commands::Stager;
+use crate::{cli, doctor, host_libraries, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys};
+
+/// Does what the process was started for.
+pub fn run_process() -> ExitCode {
+    let mut words = std::env::args_os();
+    let called = words.next().unwrap_or_default();
+    // Hands its limits on, and needs little.
+    if let Some(command) = slurm::command_named(&called) {
+        return slurm::shim::run(command, words);
+    }
+    if let Err(failure) = raised_limits::raise_stack() {
+        report(&failure);
+        return ExitCode::from(125);
+    }
+    work(Path::new(&called), words)
+}
+
+/// Not a part of its caller, whose own stack must be small.
+#[inline(never)]
+fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
+    if called.file_name().is_some_and(|name| name == step::NAME) {
+        return step::run();
+    }
+    if called == Path::new(BROADCASTER) {
+        return stage::broadcast::run(words);
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return told_by_clap(&error),
+    };
+    let outcome = match cli.command {
+        Command::Run(container) => return run(container),
+        Command::Plan { json, container } => container
+            .into_options()
+            .and_then(|options| pipeline::prepare(&options))
+            .and_then(|plan| print(&if json { format!("{:#}\n", plan.to_json()) } else { plan.to_text() })),
+        Command::Inspect { json, image } => inspect::inspect(&image).and_then(|found| {
+            print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
+        }),
+        Command::Stage { images } => return stage_all(&images),
+        Command::Cache { json, command } => return cache(&command, json),
+        Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
+        Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
+        Command::CheckConfig { file } => check_config(file.as_deref()),
+        Command::Completions { shell } => {
+            // Into memory first: the crate panics where it cannot write.
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "mizzen", &mut text);
+            print(&String::from_utf8_lossy(&text))
+        }
+        Command::Man { directory } => manual::write_pages(&directory),
+    };
+    ended(outcome)
+}
+
+fn ended(outcome: Result<(), Failure>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            report(&failure);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The help and the version, which are results, or what is wrong with the words.
+fn told_by_clap(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let printed = sys::check_stdout().and_then(|()| error.print());
+        return ended(written(printed.and_then(|()| std::io::stdout().flush())));
+    }
+    // Nobody is left to be told when this fails.
+    let _ = error.print();
+    // A wrong `mizzen run` must not look like a program that exits with 2.
+    let run = std::env::args_os().nth(1).is_some_and(|command| command == "run");
+    ExitCode::from(if run { 125 } else { 2 })
+}
+
+fn run(container: cli::ContainerArgs) -> ExitCode {
+    match container.into_options().map_err(Into::into).and_then(|options| pipeline::run(&options)) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(125)),
+        Err(unstartable) => {
+            report(&unstartable.failure);
+            ExitCode::from(unstartable.code)
+        }
+    }
+}
+
+/// One that fails does not keep the others from being copied.
+fn stage_all(images: &[PathBuf]) -> ExitCode {
+    let stager = match Config::load(&Source::Default).and_then(Stager::new) {
+        Ok(stager) => stager,
+        Err(failure) => {
+            report(&failure);
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut code = ExitCode::SUCCESS;
+    for image in images {
+        if let Err(failure) = stager.stage(image).and_then(|line| print(&line)) {
+            report(&failure);
+            code = ExitCode::FAILURE;
+        }
+    }
+    code
+}
+
+fn cache(command: &CacheCommand, json: bool) -> ExitCode {
+    let outcome = Config::load(&Source::Default)
+        .and_then(|config| stage::commands::Commands::new(&config))
+        .and_then(|cache| match command {
+            CacheCommand::List => cache.list(),
+            CacheCommand::Verify => cache.verify(),
+            CacheCommand::Prune => cache.prune(),
+            CacheCommand::Remove { all, images } => cache.remove(images, *all),
+        });
+    let printed = outcome.and_then(|outcome| {
+        print(&if json { format!("{:#}\n", outcome.json) } else { outcome.text })?;
+        Ok(outcome.good)
+    });
+    match printed {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(failure) => {
+            report(&failure);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check_config(file: Option<&Path>) -> Result<(), Failure> {
+    let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let source = file.map_or(Source::Default, |file| Source::Named(absolute(file)));
+    Config::load(&source)?;
+    if file.is_none() {
+        host_libraries::check_rules()?;
+    }
+    print(&format!("{}: good\n", file.unwrap_or(Path::new(DEFAULT_PATH)).display()))
+}

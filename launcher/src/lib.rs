@@ -1,0 +1,24 @@
+//! The launcher. `pipeline.rs` shows the way of a container; `dispatch.rs`, which command does what.
+
+mod cdi;
+mod cli;
+mod dispatch;
+mod doctor;
+mod host;
+mod host_libraries;
+mod image;
+mod inspect;
+mod manual;
+mod options;
+mod pipeline;
+mod plan;
+mod progress;
+mod raised_limits;
+mod report;
+mod sandbox;
+mod slurm;
+mod stage;
+mod step;
+mod sys;
+
+pub use dispatch::run_process;

@@ -1,0 +1,43 @@
+//! What users read: failures and notes on standard error, results on standard output. Runs as the user.
+
+use std::io::Write;
+
+use mizzen_core::Failure;
+use mizzen_core::failure::cause;
+
+use crate::sys;
+
+/// Tells the user why something failed.
+pub fn report(failure: &Failure) {
+    // Nobody is left to be told when this fails.
+    let _ = std::io::stderr().write_all(message(failure).as_bytes());
+}
+
+/// A failure as the user reads it.
+pub fn message(failure: &Failure) -> String {
+    let hint = failure.hint.iter().map(|hint| format!("mizzen: hint: {hint}\n"));
+    format!("mizzen: {failure}\n{}", hint.collect::<String>())
+}
+
+/// Tells the user something that is no failure.
+pub fn report_note(note: &str) {
+    let _ = std::io::stderr().write_all(format!("mizzen: note: {note}\n").as_bytes());
+}
+
+/// Writes a result.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout();
+    let write = sys::check_stdout().and_then(|()| stdout.write_all(text.as_bytes()));
+    // What is still in memory at the end of the program would be lost without a word.
+    written(write.and_then(|()| stdout.flush()))
+}
+
+/// Whether a result has been written. A reader that has gone away (`| head`) is no failure.
+pub fn written(outcome: std::io::Result<()>) -> Result<(), Failure> {
+    match outcome {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("cannot write the result: {}", cause(&error))))
+        }
+        _ => Ok(()),
+    }
+}
