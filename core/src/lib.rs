@@ -19,6 +19,7 @@ pub mod slurm_options;
 pub mod slurm_texts;
 pub mod staging;
 pub mod step_report;
+pub mod trusted_file;
 pub mod user_namespace;
 pub mod variables;
 pub mod wire;

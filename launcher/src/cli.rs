@@ -1,16 +1,18 @@
 //! The command line: help, man page and shell completions all come from these definitions.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand, value_parser};
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
 use mizzen_core::options::parse_env;
-use mizzen_core::settings::{Key, Writable};
+use mizzen_core::settings::{Argument, Key, Spec, TomlForm};
 use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings};
 
+use crate::image;
 use crate::options::{self, Origin, RunOptions};
 
 const EXAMPLES: &str = "\
@@ -134,66 +136,14 @@ pub enum CacheCommand {
 /// What shapes a container.
 #[derive(Debug, Args)]
 pub struct ContainerArgs {
-    /// Mount a file or directory of the host; repeat it or join several by commas
-    ///
-    /// DST is SRC if not given. FLAGS, joined by +: ro, rw, noexec; nosuid, nodev and rbind always hold. `tmpfs` as
-    /// SRC is an empty tmpfs (flag size=SIZE); the flag squashfs mounts the content of a squashfs file. A literal
-    /// colon or comma is written \: or \,.
-    #[arg(long = "mount", short = 'm', value_name = "SRC[:DST[:FLAGS]]")]
-    mounts: Vec<OsString>,
-    /// Have the home directory inside, if the site leaves it out
-    #[arg(long, overrides_with = "no_home")]
-    home: bool,
-    /// Leave the home directory out
-    #[arg(long, overrides_with = "home")]
-    no_home: bool,
-    /// Start in this directory of the container
-    #[arg(long, short = 'w', value_name = "DIR")]
-    workdir: Option<PathBuf>,
-    /// Set a variable, or take the host's value in spite of the image's
-    #[arg(long = "env", short = 'e', value_name = "NAME[=VALUE]")]
-    environment: Vec<OsString>,
+    #[command(flatten)]
+    settings: SettingArgs,
     /// Set the variables in a file of NAME=VALUE lines
     #[arg(long = "env-file", value_name = "FILE")]
     env_files: Vec<PathBuf>,
-    /// Have a device by its name in the node's CDI specifications, as nvidia.com/gpu=0; repeat it or join several by
-    /// commas
-    #[arg(long = "device", value_name = "VENDOR/CLASS=NAME")]
-    devices: Vec<OsString>,
     /// Take nothing from the host's environment but what describes the user and the job
     #[arg(long)]
     clean_env: bool,
-    /// Be root inside
-    #[arg(long, overrides_with = "no_remap_root")]
-    remap_root: bool,
-    /// Be yourself inside, if the site remaps
-    #[arg(long, overrides_with = "remap_root")]
-    no_remap_root: bool,
-    /// Start the program through the image's entrypoint
-    #[arg(long, overrides_with = "no_entrypoint")]
-    entrypoint: bool,
-    /// Start the program itself, if the site prefers the entrypoint
-    #[arg(long, overrides_with = "entrypoint")]
-    no_entrypoint: bool,
-    /// Make the root writable; changes end with the container. They are kept in memory, up to SIZE (512m, 2g; default
-    /// 50% of the memory). Before Linux 6.6 they are kept on disk, below TMPDIR or /var/tmp, and SIZE is refused
-    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "yes", overrides_with = "readonly")]
-    writable: Option<String>,
-    /// Write only to what is mounted from the host, if the site makes roots writable
-    #[arg(long, overrides_with = "writable")]
-    readonly: bool,
-    /// Copy the image to this node first: auto (from network file systems), always, never
-    #[arg(long, value_name = "WHEN")]
-    stage: Option<String>,
-    /// Have the node's GPUs with its driver's libraries: auto (in a Slurm job those of the step, else all), all, none
-    #[arg(long, value_name = "WHICH")]
-    gpu: Option<String>,
-    /// Use the image's MPI library, or the node's of the same ABI in its place: image, host
-    #[arg(long, value_name = "WHOSE")]
-    mpi: Option<String>,
-    /// Tell how long each part of the start took
-    #[arg(long, short = 'v')]
-    verbose: bool,
     /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
     #[arg(long, value_name = "NAMES")]
     unshare: Option<String>,
@@ -205,58 +155,131 @@ pub struct ContainerArgs {
 }
 
 impl ContainerArgs {
-    /// Parses what clap leaves as text, and adds the site's settings.
+    /// Parses what clap leaves as text, finds the image, and adds the site's settings.
     pub fn into_options(self) -> Result<RunOptions, Failure> {
-        let mut settings = Settings::default();
-        for text in &self.mounts {
-            set(&mut settings, Key::Mounts, text, "--mount")?;
-        }
-        for text in &self.devices {
-            set(&mut settings, Key::Device, text, "--device")?;
-        }
-        for file in &self.env_files {
-            settings.environment.extend(options::read_env_file(file)?);
-        }
-        for text in &self.environment {
-            // Not a list: a comma belongs to the value.
-            settings.environment.push(parse_env(text).map_err(|failure| failure.about("--env"))?);
-        }
         if let Some(word) = self.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-")) {
             let word = quote(word.as_encoded_bytes());
             return Err(Failure::new(format!("{word}: not an option of mizzen, and no program"))
                 .hint("options stand before the image, the program and its arguments behind it"));
         }
-        if let Some(when) = &self.stage {
-            set(&mut settings, Key::Stage, when.as_ref(), "--stage")?;
-            if settings.stage == Some(Policy::Broadcast) {
-                return Err(Failure::new("--stage: bcast is for the steps of a Slurm job")
-                    .hint("srun --container-stage=bcast sends the image to the nodes of its step"));
-            }
+        let mut settings = self.settings.parse()?;
+        for file in &self.env_files {
+            let mut variables = options::read_env_file(file)?;
+            // What is typed holds.
+            variables.append(settings.environment.get_or_insert_default());
+            settings.environment = Some(variables);
         }
-        if let Some(whose) = &self.mpi {
-            set(&mut settings, Key::Mpi, whose.as_ref(), "--mpi")?;
-        }
-        if let Some(which) = &self.gpu {
-            set(&mut settings, Key::Gpu, which.as_ref(), "--gpu")?;
-        }
-        if let Some(size) = &self.writable {
-            set(&mut settings, Key::Writable, size.as_ref(), "--writable")?;
-        } else if self.readonly {
-            settings.writable = Some(Writable::No);
-        }
-        let choice = |yes: bool, no: bool| (yes || no).then_some(yes);
-        settings.mount_home = choice(self.home, self.no_home);
-        settings.remap_root = choice(self.remap_root, self.no_remap_root);
-        settings.entrypoint = choice(self.entrypoint, self.no_entrypoint);
-        settings.verbose = self.verbose.then_some(true);
-        settings.workdir = self.workdir;
         let config = Config::load(&Source::Default)?;
         let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
-        let options = RunOptions::new(self.image, self.command, settings, &config, Origin::Option)?;
+        let (image, pin) = image::find(&self.image, &config)?;
+        let options = RunOptions::new(image, pin, self.command, settings, config, Origin::Option)?;
         Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
     }
 }
 
-fn set(settings: &mut Settings, key: Key, value: &OsStr, option: &str) -> Result<(), Failure> {
-    settings.set(key, value.as_encoded_bytes()).map_err(|failure| failure.about(option))
+/// The options that the settings' table names, as they were typed.
+#[derive(Clone, Debug, Default)]
+struct SettingArgs(Vec<(Key, OsString)>);
+
+impl SettingArgs {
+    fn parse(&self) -> Result<Settings, Failure> {
+        let mut settings = Settings::default();
+        for (key, value) in &self.0 {
+            let option = format!("--{}", key.spec().run.unwrap_or_default());
+            let about = |failure: Failure| failure.about(&option);
+            match key {
+                // Not a list here: a comma belongs to the value.
+                Key::Env => {
+                    let variable = parse_env(value).map_err(about)?;
+                    settings.environment.get_or_insert_default().push(variable);
+                }
+                _ => settings.set(*key, value.as_bytes()).map_err(about)?,
+            }
+        }
+        if settings.stage == Some(Policy::Broadcast) {
+            return Err(Failure::new("--stage: bcast is for the steps of a Slurm job")
+                .hint("srun --container-stage=bcast sends the image to the nodes of its step"));
+        }
+        Ok(settings)
+    }
+}
+
+/// The identifier of the option that turns a setting off.
+fn off_id(spec: &Spec) -> String {
+    format!("no-{}", spec.name)
+}
+
+impl Args for SettingArgs {
+    fn augment_args(mut command: clap::Command) -> clap::Command {
+        for key in Key::ALL {
+            let spec = key.spec();
+            let Some(long) = spec.run else { continue };
+            let mut option = Arg::new(spec.name).long(long).help(sentence(spec.help));
+            if !spec.more.is_empty() {
+                option = option.long_help(format!("{}\n\n{}", sentence(spec.help), spec.more));
+            }
+            if let Some(letter) = spec.letter {
+                option = option.short(letter);
+            }
+            let repeated = key.toml_form() == TomlForm::List;
+            let action = if repeated { ArgAction::Append } else { ArgAction::Set };
+            option = match spec.argument {
+                Argument::No => option.action(ArgAction::SetTrue),
+                Argument::Required(name) => {
+                    // One variable for each option: see above.
+                    let name = if *key == Key::Env { name.trim_end_matches(",...") } else { name };
+                    option.action(action).value_name(name).value_parser(value_parser!(OsString))
+                }
+                Argument::Optional(name) => option
+                    .action(action)
+                    .value_name(name)
+                    .value_parser(value_parser!(OsString))
+                    .num_args(0..=1)
+                    .require_equals(true)
+                    .default_missing_value("yes"),
+            };
+            if let Some((off, help)) = spec.run_off() {
+                let id = off_id(&spec);
+                command = command.arg(option.overrides_with(id.clone()));
+                option = Arg::new(id).long(off).help(sentence(help)).action(ArgAction::SetTrue);
+                option = option.overrides_with(spec.name);
+            }
+            command = command.arg(option);
+        }
+        command
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        SettingArgs::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SettingArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<SettingArgs, clap::Error> {
+        let mut args = SettingArgs::default();
+        args.update_from_arg_matches(matches)?;
+        Ok(args)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for key in Key::ALL.iter().filter(|key| key.spec().run.is_some()) {
+            let spec = key.spec();
+            if spec.argument == Argument::No {
+                self.0.extend(matches.get_flag(spec.name).then(|| (*key, "yes".into())));
+            } else {
+                let values = matches.get_many::<OsString>(spec.name).unwrap_or_default();
+                self.0.extend(values.map(|value| (*key, value.clone())));
+            }
+            if spec.off.is_some() && matches.get_flag(&off_id(&spec)) {
+                self.0.push((*key, "no".into()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A line of the table, which says what an option does, as the beginning of a text.
+fn sentence(help: &str) -> String {
+    let mut letters = help.chars();
+    letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect()
 }

@@ -14,7 +14,9 @@ use mizzen_core::{Config, Failure};
 use crate::cli::{CacheCommand, Cli, Command};
 use crate::report::{print, report, written};
 use crate::stage::commands::Stager;
-use crate::{cli, doctor, host_libraries, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys};
+use crate::{
+    cli, doctor, host_libraries, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys, trace,
+};
 
 /// Does what the process was started for.
 pub fn run_process() -> ExitCode {
@@ -28,6 +30,7 @@ pub fn run_process() -> ExitCode {
         report(&failure);
         return ExitCode::from(125);
     }
+    trace::init();
     work(Path::new(&called), words)
 }
 
@@ -48,7 +51,7 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Run(container) => return run(container),
         Command::Plan { json, container } => container
             .into_options()
-            .and_then(|options| pipeline::prepare(&options))
+            .and_then(|options| pipeline::plan(&options))
             .and_then(|plan| print(&if json { format!("{:#}\n", plan.to_json()) } else { plan.to_text() })),
         Command::Inspect { json, image } => inspect::inspect(&image).and_then(|found| {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })

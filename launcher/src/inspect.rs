@@ -4,14 +4,14 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
-use mizzen_core::{Digest, Failure};
+use mizzen_core::{Config, Digest, Failure};
 use serde_json::{Value, json};
 
 use crate::image::architecture::Architecture;
-use crate::image::{self, Kind, Metadata, Opened};
-use crate::pipeline::Image;
-use crate::stage::{self, StagingOptions};
+use crate::image::{self, Kind, Loaded, Metadata, Opened};
+use crate::stage::{self, StagedImage, StagingOptions};
 
 /// Everything that can be told about an image.
 pub struct Inspected {
@@ -27,7 +27,9 @@ pub struct Inspected {
 
 /// Looks into an image and computes its digest.
 pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
-    let image = Image::find(image, &StagingOptions::never())?;
+    let (path, pin) = image::find(image, &Config::load(&Source::Default)?)?;
+    let StagedImage { opened, digest, .. } = stage::stage(&path, pin, &StagingOptions::never())?;
+    let image = Loaded::new(opened, digest)?;
     let metadata = image.metadata()?;
     let digest = match image.opened.kind {
         Kind::Directory => None,

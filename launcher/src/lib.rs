@@ -9,6 +9,7 @@ mod host_libraries;
 mod image;
 mod inspect;
 mod manual;
+mod mount;
 mod options;
 mod pipeline;
 mod plan;
@@ -20,5 +21,7 @@ mod slurm;
 mod stage;
 mod step;
 mod sys;
+mod trace;
+mod variable_rules;
 
 pub use dispatch::run_process;

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use clap::CommandFactory;
 use mizzen_core::Failure;
-use mizzen_core::slurm_options::{ALL, Argument, Meaning, OptionSpec};
+use mizzen_core::settings::Argument;
+use mizzen_core::slurm_options::{self, Meaning, OptionSpec};
 
 use crate::cli::Cli;
 
@@ -34,14 +35,14 @@ mizzen-slurm \- containers in Slurm: options of srun, sbatch and salloc
 .SH DESCRIPTION
 The tasks of a step run in the container that is made of IMAGE: a squashfs or SIF file, a directory, or the name of one in the site's image folders. All tasks of a step on a node share one container, which ends with the step. A relative path belongs to the directory in which the job was submitted.
 .PP
-A batch script runs inside as well, unless \-\-no\-container\-script is given; Slurm's commands can be called there although the image has none. MountKind it starts with srun inherits the container: \-\-container=OTHER gives a step another one, \-\-container=none none.
+A batch script runs inside as well, unless \-\-no\-container\-script is given; Slurm's commands can be called there although the image has none. What it starts with srun inherits the container: \-\-container=OTHER gives a step another one, \-\-container=none none.
 .PP
 Every setting by itself comes from the first of these that has it: an option, the container of the enclosing job, a variable (in the outermost command only), mizzen.toml.
 .SH OPTIONS
 "#;
 
 const TAIL: &str = r#".SH EXIT STATUS
-The program's; 125 if there is no container, 126 if the program cannot be executed, 127 if it is not in the container. MountKind can be found wrong before the job is submitted ends the command with 1.
+The program's; 125 if there is no container, 126 if the program cannot be executed, 127 if it is not in the container. What can be found wrong before the job is submitted ends the command with 1.
 .SH FILES
 .I /etc/mizzen/mizzen.toml
 the site's settings
@@ -55,7 +56,7 @@ the site's settings
 
 fn slurm_page() -> String {
     let mut page = HEAD.to_owned();
-    for option in ALL.iter().filter(|option| option.meaning != Meaning::Missing) {
+    for option in slurm_options::all().iter().filter(|option| option.meaning != Meaning::Missing) {
         page.push_str(&entry(option));
     }
     page.push_str(TAIL);
@@ -63,21 +64,21 @@ fn slurm_page() -> String {
 }
 
 fn entry(option: &OptionSpec) -> String {
-    let name = option.name.to_string_lossy();
     let argument = match option.argument {
         Argument::No => String::new(),
-        Argument::Optional(argument) => format!("[={}]", argument.to_string_lossy()),
-        Argument::Required(argument) => format!("={}", argument.to_string_lossy()),
+        Argument::Optional(argument) => format!("[={argument}]"),
+        Argument::Required(argument) => format!("={argument}"),
     };
-    let usage = option.usage.to_string_lossy();
-    let variable = match option.meaning {
-        Meaning::Image => Some("MIZZEN_CONTAINER or MIZZEN_CONTAINER_IMAGE".to_owned()),
-        Meaning::Setting(key, _) => Some(key.variable()),
-        Meaning::Join | Meaning::Missing => None,
+    let (variable, more) = match option.meaning {
+        Meaning::Image => (Some("MIZZEN_CONTAINER or MIZZEN_CONTAINER_IMAGE".to_owned()), ""),
+        Meaning::Setting(key, Some("no")) => (Some(key.variable()), ""),
+        Meaning::Setting(key, _) => (Some(key.variable()), key.spec().more),
+        Meaning::Join | Meaning::Missing => (None, ""),
     };
     let variable = variable.map_or_else(String::new, |name| format!("; variable {name}"));
-    let text = format!("{}{variable}", usage.trim_start_matches("[mizzen] "));
-    format!(".TP\n.B \\-\\-{}\n{}\n", roff(&format!("{name}{argument}")), roff(&text))
+    let more = if more.is_empty() { String::new() } else { format!(". {more}") };
+    let text = format!("{}{variable}{more}", option.help);
+    format!(".TP\n.B \\-\\-{}\n{}\n", roff(&format!("{}{argument}", option.name)), roff(&text))
 }
 
 /// Text in which no letter means something to roff.
@@ -93,9 +94,9 @@ mod tests {
     #[test]
     fn the_page_and_the_users_guide_have_every_option() {
         let (page, guide) = (slurm_page(), include_str!("../../docs/users.md"));
-        for option in ALL.iter().filter(|option| option.meaning != Meaning::Missing) {
-            let name = option.name.to_string_lossy();
-            assert!(page.contains(&format!("\\-\\-{}", roff(&name))), "{name}");
+        for option in slurm_options::all().iter().filter(|option| option.meaning != Meaning::Missing) {
+            let name = &option.name;
+            assert!(page.contains(&format!("\\-\\-{}", roff(name))), "{name}");
             let name = name.trim_start_matches("no-");
             let shown = [format!("--{name}"), format!("--[no-]{name}")];
             assert!(shown.iter().any(|shown| guide.contains(shown)), "docs/users.md lacks {name}");

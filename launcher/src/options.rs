@@ -12,53 +12,44 @@ use std::time::{Duration, Instant};
 use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
-use mizzen_core::settings::{Fabric, Gpu, Mpi, Settings, Writable};
-use mizzen_core::{Config, Failure};
+use mizzen_core::settings::{Fabric, Key, Mpi, Settings, Verbosity};
+use mizzen_core::{Config, Digest, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::slurm::CallerContext;
 use crate::stage::StagingOptions;
+use crate::trace;
 
 /// Everything that shapes a container.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// The image as the user names it.
+    /// The image: an absolute path.
     pub image: PathBuf,
+    /// The only content that it may have.
+    pub pin: Option<Digest>,
     /// The program and its arguments; empty for the image's own.
     pub command: Vec<OsString>,
+    /// The user's settings, and where they say nothing the site's. The lists among them are below, with their origins.
+    pub settings: Settings,
     /// The site's mounts, then the user's.
     pub mounts: Vec<(MountOption, Origin)>,
-    /// Leave the home directory out.
-    pub no_home: bool,
-    /// Where the program starts.
-    pub workdir: Option<PathBuf>,
     /// Variables to set or to take from the host: the site's, then the user's.
     pub environment: Vec<(EnvOption, Origin)>,
     /// Devices of the node's CDI specifications: the site's, then the user's.
     pub devices: Vec<(DeviceName, Origin)>,
-    /// Hooks of these specifications that are left out.
-    pub leave_out_hooks: Vec<String>,
-    /// Start from an empty environment instead of the host's.
-    pub clean_env: bool,
-    /// Be root inside.
-    pub remap_root: bool,
-    /// Whether the root can be written.
-    pub writable: Writable,
-    /// Start the program through the image's entrypoint.
-    pub entrypoint: bool,
-    /// Tell how long the parts of the start took.
-    pub verbose: bool,
-    /// Further namespaces of the container's own.
-    pub unshare: Unshare,
-    /// When and where the image is copied first.
-    pub staging: StagingOptions,
-    /// Which of the node's GPUs it has.
-    pub gpu: Gpu,
     /// Who wants the node's MPI library in place of the image's, if anybody.
     pub host_mpi: Option<Origin>,
+    /// Start from an empty environment instead of the host's.
+    pub clean_env: bool,
+    /// Further namespaces of the container's own.
+    pub unshare: Unshare,
+    /// Hooks of CDI specifications that are left out.
+    pub leave_out_hooks: Vec<String>,
     /// Whose libraries for the node's fabric it has.
     pub fabric: Fabric,
+    /// When and where the image is copied first.
+    pub staging: StagingOptions,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
 }
@@ -86,39 +77,13 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// The name of the mounts that it wants, in messages.
-    pub fn mounts(self) -> &'static str {
+    /// What it has written, as messages name it: `mizzen.toml: mounts`, `--mount`, `--container-mounts`.
+    pub fn name_of(self, key: Key) -> String {
+        let spec = key.spec();
         match self {
-            Origin::Site => "mizzen.toml: mounts",
-            Origin::Option => "--mount",
-            Origin::StepOption => "--container-mounts",
-        }
-    }
-
-    /// The name of the variables that it wants.
-    pub fn environment(self) -> &'static str {
-        match self {
-            Origin::Site => "mizzen.toml: env",
-            Origin::Option => "--env",
-            Origin::StepOption => "--container-env",
-        }
-    }
-
-    /// The name of its wish for the node's MPI.
-    pub fn mpi(self) -> &'static str {
-        match self {
-            Origin::Site => "mizzen.toml: mpi",
-            Origin::Option => "--mpi",
-            Origin::StepOption => "--container-mpi",
-        }
-    }
-
-    /// The name of the devices that it wants.
-    pub fn devices(self) -> &'static str {
-        match self {
-            Origin::Site => "mizzen.toml: devices",
-            Origin::Option => "--device",
-            Origin::StepOption => "--container-device",
+            Origin::Site => format!("mizzen.toml: {}", spec.toml.unwrap_or(spec.name)),
+            Origin::Option => format!("--{}", spec.run.unwrap_or(spec.name)),
+            Origin::StepOption => format!("--{}", spec.option()),
         }
     }
 }
@@ -130,53 +95,54 @@ impl RunOptions {
         (inside.image == self.image).then_some(inside)
     }
 
-    /// The option for the directory in which the program starts.
-    pub fn workdir_option(&self) -> &'static str {
-        if self.step.is_some() { "--container-workdir" } else { "--workdir" }
+    /// Who gives options here.
+    pub fn user(&self) -> Origin {
+        if self.step.is_some() { Origin::StepOption } else { Origin::Option }
     }
 
     /// The user's settings on top of the site's.
     pub fn new(
         image: PathBuf,
+        pin: Option<Digest>,
         command: Vec<OsString>,
-        user: Settings,
-        config: &Config,
+        mut user: Settings,
+        config: Config,
         origin: Origin,
     ) -> Result<RunOptions, Failure> {
-        let site = config.settings()?;
-        let mounts = site.mounts.iter().map(|mount| (mount.clone(), Origin::Site));
-        let mounts = mounts.chain(user.mounts.iter().map(|mount| (mount.clone(), origin))).collect();
-        let environment = site.environment.iter().map(|variable| (variable.clone(), Origin::Site));
-        let environment =
-            environment.chain(user.environment.iter().map(|variable| (variable.clone(), origin))).collect();
-        let devices = site.devices.iter().map(|device| (device.clone(), Origin::Site));
-        let devices = devices.chain(user.devices.iter().map(|device| (device.clone(), origin))).collect();
+        let mut site = config.settings.clone();
         let host_mpi = match (user.mpi, site.mpi) {
             (Some(Mpi::Host), _) => Some(origin),
             (None, Some(Mpi::Host)) => Some(Origin::Site),
             _ => None,
         };
+        let mounts = with_origins(site.mounts.take(), user.mounts.take(), origin);
+        let environment = with_origins(site.environment.take(), user.environment.take(), origin);
+        let devices = with_origins(site.devices.take(), user.devices.take(), origin);
         let settings = user.or(site);
+        if settings.verbose() == Verbosity::Debug {
+            trace::enable_debug(config.log_format);
+        }
         Ok(RunOptions {
             image,
+            pin,
             command,
             mounts,
-            no_home: settings.mount_home == Some(false),
-            workdir: settings.workdir,
             environment,
             devices,
-            leave_out_hooks: config.cdi_leave_out_hooks.clone(),
-            remap_root: settings.remap_root == Some(true),
-            writable: settings.writable.unwrap_or_default(),
-            entrypoint: settings.entrypoint == Some(true),
-            verbose: settings.verbose == Some(true),
-            gpu: settings.gpu.unwrap_or_default(),
             host_mpi,
+            staging: StagingOptions::new(settings.stage(), &config)?,
+            settings,
+            leave_out_hooks: config.cdi_leave_out_hooks,
             fabric: config.fabric,
-            staging: StagingOptions::new(settings.stage.unwrap_or_default(), config)?,
             ..RunOptions::default()
         })
     }
+}
+
+/// The site's list, then the user's.
+fn with_origins<T>(site: Option<Vec<T>>, user: Option<Vec<T>>, origin: Origin) -> Vec<(T, Origin)> {
+    let site = site.into_iter().flatten().map(|value| (value, Origin::Site));
+    site.chain(user.into_iter().flatten().map(|value| (value, origin))).collect()
 }
 
 /// Namespaces beside the user and mount namespace, which a container always has.

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use mizzen_core::Failure;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::plan::{MountKind, Plan};
+use crate::mount::MountKind;
+use crate::plan::Plan;
 
 /// The soft limits that the user has set, where they have been raised.
 static OPEN_FILES: OnceLock<u64> = OnceLock::new();

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use mizzen_core::failure::quote;
 use mizzen_core::request::{self, Container, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
-use mizzen_core::settings::Key;
+use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Config, Failure, Request, Settings, Variables};
 
@@ -25,7 +25,7 @@ pub const SLURM_CONTAINER: &str = "SLURM_CONTAINER";
 /// Registers the options, without the values that an enclosing job was given: those would come back as if typed
 /// here, and a relative image would be looked for in another directory. What a job hands down is in the request.
 pub fn register_options(spank: &Spank) -> Result<(), Failure> {
-    for spec in &options::ALL {
+    for spec in options::ALL.iter() {
         spank::unset_variable(&options::inherited_variable(spec));
     }
     // Of another step or job.
@@ -130,7 +130,7 @@ fn take_repetitions_out(reported: &mut Vec<Reported>) -> Result<(), Failure> {
     let mut kept: Vec<Reported> = Vec::new();
     for option in reported.drain(..).filter(|option| option.meaning().is_some()) {
         let list =
-            matches!(option.meaning(), Some(Meaning::Setting(Key::Mounts | Key::Env | Key::Device, _)));
+            matches!(option.meaning(), Some(Meaning::Setting(key, _)) if key.toml_form() == TomlForm::List);
         let same_kind = |other: &&Reported| same_kind(other.meaning(), option.meaning());
         match kept.iter().find(same_kind) {
             Some(other) if !list && (other.value() != option.value()) => {

@@ -54,16 +54,16 @@ pub fn prepare_builder(spank: &Spank) -> Result<(), Failure> {
     let source = state::lock().config_source()?;
     // What is wrong with it, the launcher tells.
     let Ok(config) = Config::load(&source) else { return Ok(()) };
+    let settings = container.settings.or(config.settings);
     let (uid, gid, groups) = spank.identity()?;
     // Root's jobs get no container, and a script may stay on the host.
-    if uid == 0 || is_script(spank) && !container.settings.script.unwrap_or(config.script) {
+    if uid == 0 || is_script(spank) && !settings.script() {
         return Ok(());
     }
     // A user with one group can map it himself. A primary group that is not among the others could be dropped by taking
     // one of them instead, and with it what is closed to that group.
     if groups.contains(&gid) && groups.iter().any(|group| *group != gid) && root::may_map() {
-        let as_root = container.settings.remap_root.unwrap_or(config.remap_root);
-        let namespace = root::user_namespace(&root::Owner { uid, gid, groups }, as_root)?;
+        let namespace = root::user_namespace(&root::Owner { uid, gid, groups }, settings.remap_root())?;
         state::lock().user_namespace = Some(namespace);
     }
     Ok(())
@@ -106,7 +106,10 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     let config = state::lock().config_source()?;
     if let Request::Container(container) = request
         && is_script(spank)
-        && !container.settings.script.map_or_else(|| Config::load(&config).map(|site| site.script), Ok)?
+        && !container
+            .settings
+            .script
+            .map_or_else(|| Config::load(&config).map(|site| site.settings.script()), Ok)?
     {
         return Ok(());
     }

@@ -1,12 +1,17 @@
 //! The options in this Slurm. They are registered in slurmstepd as well, where Slurm calls back with what the client was
 //! given, or with what the user put into the environment instead.
 
-pub use mizzen_core::slurm_options::{ALL, Meaning};
-use mizzen_core::slurm_options::{CONTAINER, OptionSpec};
+use std::sync::LazyLock;
+
+pub use mizzen_core::slurm_options::Meaning;
+use mizzen_core::slurm_options::{self, CONTAINER, OptionSpec};
 use mizzen_core::{Failure, Settings};
 
 use crate::spank::{self, Spank};
 use crate::state::Reported;
+
+/// Every option of mizzen, also where this Slurm has it itself.
+pub static ALL: LazyLock<Vec<OptionSpec>> = LazyLock::new(slurm_options::all);
 
 /// Whether Slurm has `--container` and leaves its value in SLURM_CONTAINER.
 pub fn slurm_has_container() -> bool {
@@ -27,10 +32,10 @@ pub fn register(spank: &Spank) -> Result<(), Failure> {
 /// it to the first in plugstack.conf, and tells the second that all is well.
 pub fn refuse_taken() -> Result<(), Failure> {
     for (_, spec) in own() {
-        if let Some(other) = spank::other_owner(spec.name) {
-            let name = spec.name.to_string_lossy();
+        if let Some(other) = spank::other_owner(&spec.name) {
             return Err(Failure::new(format!(
-                "--{name}: belongs to the plugin \"{other}\" here, not to mizzen"
+                "--{}: belongs to the plugin \"{other}\" here, not to mizzen",
+                spec.name
             ))
             .hint(
                 "mizzen's line must stand before that plugin's in plugstack.conf, or that plugin must go",
@@ -53,6 +58,6 @@ pub fn settings(reported: &[Reported]) -> Result<Settings, Failure> {
 
 /// Where sbatch and salloc leave an option's value for the srun calls in the job.
 pub fn inherited_variable(spec: &OptionSpec) -> String {
-    let name = spec.name.to_string_lossy().replace('-', "_");
+    let name = spec.name.replace('-', "_");
     format!("SLURM_SPANK__SLURM_SPANK_OPTION_mizzen_{name}")
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
-use mizzen_core::settings::Key;
+use mizzen_core::settings::Argument;
 use mizzen_core::{Failure, Request, Variables};
 
 use crate::channel::StepChannel;
@@ -62,9 +62,7 @@ impl Reported {
 
     /// Its name as the user types it.
     pub fn name(&self) -> String {
-        options::ALL
-            .get(self.index)
-            .map_or_else(String::new, |spec| format!("--{}", spec.name.to_string_lossy()))
+        options::ALL.get(self.index).map_or_else(String::new, |spec| format!("--{}", spec.name))
     }
 
     /// Its argument, or what it stands for.
@@ -72,7 +70,11 @@ impl Reported {
         match self.meaning() {
             Some(Meaning::Setting(_, Some(fixed))) => fixed.as_bytes().to_vec(),
             // --container-writable alone.
-            Some(Meaning::Setting(Key::Writable, None)) if self.value.is_empty() => b"yes".to_vec(),
+            Some(Meaning::Setting(key, None))
+                if self.value.is_empty() && matches!(key.spec().argument, Argument::Optional(_)) =>
+            {
+                b"yes".to_vec()
+            }
             _ => self.value.clone(),
         }
     }

@@ -6,9 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::config::read_trusted;
 use mizzen_core::device::DeviceName;
 use mizzen_core::failure::cause;
+use mizzen_core::trusted_file::read_trusted;
 
 use super::spec::{Device, DeviceNode, Spec};
 

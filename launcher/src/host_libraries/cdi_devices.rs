@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::device::DeviceName;
 use mizzen_core::settings::Gpu;
+use mizzen_core::settings::Key;
 use nix::unistd::getgroups;
 
 use super::HostLibraries;
@@ -16,8 +17,8 @@ use super::image_libraries::ImageLibraries;
 use super::rules::Set;
 use crate::cdi::{Bind, Edits, Specs};
 use crate::image::{Metadata, Tree, resolve};
+use crate::mount::{Mount, MountKind, Shape};
 use crate::options::{Origin, RunOptions};
-use crate::plan::{Mount, MountKind, Shape};
 
 /// Where CUDA images have libraries for drivers that are older than their CUDA.
 const CUDA_COMPATIBILITY: &str = "/usr/local/cuda/compat/libcuda.so.*";
@@ -30,7 +31,7 @@ pub fn named(options: &RunOptions, specs: &Specs) -> Result<Vec<DeviceName>, Fai
     wanted
         .map(|(device, origin)| match specs.find(device) {
             Ok(_) => Ok(device.clone()),
-            Err(failure) => Err(failure.about(origin.devices())),
+            Err(failure) => Err(failure.about(origin.name_of(Key::Device))),
         })
         .collect()
 }

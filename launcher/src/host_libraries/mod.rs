@@ -29,8 +29,8 @@ use serde::{Deserialize, Serialize};
 use crate::cdi::{Edits, Specs};
 use crate::host::Host;
 use crate::image::{Metadata, Tree, resolve};
+use crate::mount::{HostFile, Mount};
 use crate::options::RunOptions;
-use crate::plan::Mount;
 use crate::slurm::conf;
 use abi::{Decision, Kind};
 use discover::{Found, Node};
@@ -65,15 +65,6 @@ pub struct HostLibraries {
     pub findings: Vec<(String, String)>,
     /// What the user should know.
     pub notes: Vec<String>,
-}
-
-/// A file of the node in the directory inside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostFile {
-    /// Its place there.
-    pub place: PathBuf,
-    /// The file.
-    pub source: PathBuf,
 }
 
 /// How the environment of programs changes.
@@ -117,7 +108,9 @@ pub fn decide(
     };
     for rule in &rules {
         let (on, why) = match rule.switch {
-            Switch::Gpu => gpus::wanted(options.gpu, &host.environment, || conf::read(&host.environment)),
+            Switch::Gpu => {
+                gpus::wanted(options.settings.gpu(), &host.environment, || conf::read(&host.environment))
+            }
             Switch::Fabric => (true, "default".to_owned()),
             Switch::Mpi => {
                 if let Some(origin) = options.host_mpi {
@@ -139,7 +132,13 @@ pub fn decide(
             // Who names some of them means just those.
             if devices.iter().all(|device| device.kind != *kind) {
                 let gpus = node.gpus(rule);
-                devices.extend(cdi_devices::gpus(kind, &specs, options.gpu, &gpus, &host.environment)?);
+                devices.extend(cdi_devices::gpus(
+                    kind,
+                    &specs,
+                    options.settings.gpu(),
+                    &gpus,
+                    &host.environment,
+                )?);
             }
             given.findings.push((rule.name.clone(), format!("{why}; by CDI specification")));
             continue;
@@ -156,7 +155,7 @@ pub fn decide(
         };
         let notes = given.notes.len();
         let mut found = node.find(rule, &sets);
-        found.gpus = gpus::of_step(found.gpus, options.gpu, &host.environment, gpus::allowed);
+        found.gpus = gpus::of_step(found.gpus, options.settings.gpu(), &host.environment, gpus::allowed);
         given.add(rule, &found, &why, &node, tree, metadata);
         if rule.switch == Switch::Fabric {
             given.notes.extend(fabric::locked_memory());

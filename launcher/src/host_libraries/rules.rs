@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::config::{parse_failure, read_trusted_directory};
+use mizzen_core::config::parse_failure;
+use mizzen_core::trusted_file::read_trusted_directory;
 use serde::Deserialize;
 
 use super::pattern;

@@ -4,11 +4,13 @@
 use std::path::Path;
 
 use mizzen_core::Failure;
+use mizzen_core::settings::Key;
 
 use super::discover::{Candidate, Found, FoundSet, Node};
 use super::image_libraries::ImageLibraries;
 use super::rules::{Rule, Set};
-use super::{DIRECTORY, HostFile, HostLibraries};
+use super::{DIRECTORY, HostLibraries};
+use crate::mount::HostFile;
 use crate::options::Origin;
 
 impl HostLibraries {
@@ -29,9 +31,9 @@ impl HostLibraries {
                 self.notes.push(format!("the image keeps its own MPI: {failure}"));
                 Ok(())
             }
-            Err(failure) => Err(failure.about(origin.mpi()).hint(format!(
+            Err(failure) => Err(failure.about(origin.name_of(Key::Mpi)).hint(format!(
                 "{}=image uses the image's own; to use the node's, the program must be built for an MPI of its family",
-                origin.mpi()
+                origin.name_of(Key::Mpi)
             ))),
         }
     }

@@ -6,12 +6,14 @@
 
 pub mod architecture;
 pub mod identify;
+mod load;
 pub mod metadata;
 pub mod sif;
 mod squashfs_tree;
 pub mod tree;
 
 pub use identify::{Kind, Opened, identify, identify_opened};
+pub use load::{Content, Loaded, check_content, check_header, find, open_squashfs};
 pub use metadata::{Metadata, check_architecture, operating_system, read as metadata, true_architecture};
 pub use tree::{DirectoryTree, Entry, ReadAt, Resolved, Tree, read_file, resolve};
 

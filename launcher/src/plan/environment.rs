@@ -1,16 +1,17 @@
-//! Which variables the program gets, from whom, and who wins. This table is the policy; docs/users.md says the
-//! same in prose.
+//! Which variables the program gets, and from whom.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use mizzen_core::options::EnvOption;
+use mizzen_core::settings::Key;
 
 use super::Facts;
 use crate::options::RunOptions;
 use crate::slurm;
+use crate::variable_rules::{Rule, rule};
 
 /// A variable of the program, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,54 +21,8 @@ pub struct Variable {
     /// The value.
     pub value: OsString,
     /// Where it comes from.
-    pub why: &'static str,
+    pub why: Cow<'static, str>,
 }
-
-/// What happens to a variable of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rule {
-    /// The host's value holds, whatever the image says: it describes the user or the job.
-    Host,
-    /// The host's value means nothing inside: it names files of the host, or code for its shell.
-    Drop,
-}
-
-/// The first matching line decides; a name that ends in `*` stands for all that begin so. For a variable that
-/// matches no line the image's value holds, else the host's.
-const RULES: [(&str, Rule); 32] = [
-    ("HOME", Rule::Host),
-    ("USER", Rule::Host),
-    ("LOGNAME", Rule::Host),
-    ("TERM", Rule::Host),
-    ("DISPLAY", Rule::Host),
-    ("TZ", Rule::Host),
-    ("SLURM_*", Rule::Host),
-    ("SLURMD_*", Rule::Host),
-    ("SRUN_*", Rule::Host),
-    ("PMI_*", Rule::Host),
-    ("PMI2_*", Rule::Host),
-    ("PMIX_*", Rule::Host),
-    ("OMPI_*", Rule::Host),
-    ("CUDA_VISIBLE_DEVICES", Rule::Host),
-    ("ROCR_VISIBLE_DEVICES", Rule::Host),
-    ("ZE_AFFINITY_MASK", Rule::Host),
-    ("GPU_DEVICE_ORDINAL", Rule::Host),
-    ("MIZZEN_*", Rule::Host),
-    ("PATH", Rule::Drop),
-    ("LD_*", Rule::Drop),
-    ("GCONV_PATH", Rule::Drop),
-    ("LOCPATH", Rule::Drop),
-    ("MANPATH", Rule::Drop),
-    ("BASH_ENV", Rule::Drop),
-    ("ENV", Rule::Drop),
-    ("BASH_FUNC_*", Rule::Drop),
-    ("PROMPT_COMMAND", Rule::Drop),
-    ("PYTHONHOME", Rule::Drop),
-    ("XDG_DATA_DIRS", Rule::Drop),
-    ("XDG_RUNTIME_DIR", Rule::Drop),
-    ("PWD", Rule::Drop),
-    ("OLDPWD", Rule::Drop),
-];
 
 /// What PATH is in an image that does not say.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -77,10 +32,10 @@ pub const DIGEST_VARIABLE: &str = "MIZZEN_IMAGE_DIGEST";
 
 /// The environment, in the order of names. `host` is the host's.
 pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]) -> Vec<Variable> {
-    let mut chosen: BTreeMap<OsString, (OsString, &'static str)> = BTreeMap::new();
-    chosen.insert("PATH".into(), (DEFAULT_PATH.into(), "default"));
+    let mut chosen: BTreeMap<OsString, (OsString, Cow<'static, str>)> = BTreeMap::new();
+    chosen.insert("PATH".into(), (DEFAULT_PATH.into(), "default".into()));
     if let Some(zone) = &facts.time_zone {
-        chosen.insert("TZ".into(), (zone.into(), "the node's time zone"));
+        chosen.insert("TZ".into(), (zone.into(), "the node's time zone".into()));
     }
     // Those of another step mean nothing here, nor does what belongs to another image.
     let between = [slurm::HOST_VARIABLE, slurm::caller_context::VARIABLE];
@@ -94,28 +49,28 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
             None => !options.clean_env,
         };
         if kept {
-            chosen.insert(name.clone(), (value.clone(), "host"));
+            chosen.insert(name.clone(), (value.clone(), "host".into()));
         }
     }
     for (name, value) in &facts.image_environment {
         let hosts = rule(name) == Some(Rule::Host) && chosen.contains_key(name);
         if !hosts {
-            chosen.insert(name.clone(), (value.clone(), "image"));
+            chosen.insert(name.clone(), (value.clone(), "image".into()));
         }
     }
     for (name, value) in &facts.mpi_environment {
-        chosen.insert(name.clone(), (value.clone(), "what the image's MPI library has"));
+        chosen.insert(name.clone(), (value.clone(), "what the image's MPI library has".into()));
     }
     for (name, value) in &facts.host_libraries.set {
-        chosen.insert(name.into(), (value.into(), "the node's libraries"));
+        chosen.insert(name.into(), (value.into(), "the node's libraries".into()));
     }
     // A program inside has started this step: what it exported holds, as it would outside.
     if let Some(inside) = options.inside() {
         for (name, value) in host.iter().filter(|(name, _)| rule(name).is_none()) {
-            chosen.insert(name.clone(), (value.clone(), "the calling container"));
+            chosen.insert(name.clone(), (value.clone(), "the calling container".into()));
         }
         for (name, value) in &inside.variables {
-            chosen.insert(name.clone(), (value.clone(), "the calling container"));
+            chosen.insert(name.clone(), (value.clone(), "the calling container".into()));
         }
     }
     if let Some(address) = &facts.commands {
@@ -125,16 +80,16 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
             let mut longer = commands.into_os_string();
             longer.push(":");
             longer.push(&path);
-            chosen.insert("PATH".into(), (longer, "Slurm's commands before the image's"));
+            chosen.insert("PATH".into(), (longer, "Slurm's commands before the image's".into()));
         }
-        chosen.insert(slurm::HOST_VARIABLE.into(), (address.into(), "Slurm's commands"));
+        chosen.insert(slurm::HOST_VARIABLE.into(), (address.into(), "Slurm's commands".into()));
     }
     if let Some(digest) = &facts.digest {
-        chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), "the image's content"));
+        chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), "the image's content".into()));
     }
-    chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory"));
+    chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory".into()));
     for (option, origin) in &facts.environment {
-        let why = origin.environment();
+        let why: Cow<'static, str> = origin.name_of(Key::Env).into();
         match option {
             EnvOption::Set(name, value) => drop(chosen.insert(name.clone(), (value.clone(), why))),
             EnvOption::FromHost(name) => match host.iter().find(|(known, _)| known == name) {
@@ -154,23 +109,10 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         if let Ok(longer) = std::env::join_paths(all)
             && !directories.is_empty()
         {
-            chosen.insert(name.into(), (longer, "the node's libraries before the image's"));
+            chosen.insert(name.into(), (longer, "the node's libraries before the image's".into()));
         }
     }
     chosen.into_iter().map(|(name, (value, why))| Variable { name, value, why }).collect()
-}
-
-/// Whether the variable names files of the side it is set on, host or container, and means nothing on the other.
-pub fn belongs_to_one_side(name: &OsStr) -> bool {
-    rule(name) == Some(Rule::Drop)
-}
-
-fn rule(name: &OsStr) -> Option<Rule> {
-    let matches = |pattern: &str| match pattern.strip_suffix('*') {
-        Some(prefix) => name.as_bytes().starts_with(prefix.as_bytes()),
-        None => name == pattern,
-    };
-    RULES.iter().find(|(pattern, _)| matches(pattern)).map(|(_, rule)| *rule)
 }
 
 #[cfg(test)]
@@ -223,22 +165,6 @@ mod tests {
             ("SLURM_JOB_ID", "7"),
         ];
         assert_eq!(variables, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
-    }
-
-    #[test]
-    fn the_users_guide_shows_every_rule() {
-        let guide = include_str!("../../../docs/users.md");
-        for (pattern, rule) in RULES {
-            let row = match rule {
-                Rule::Host => "the host's: they describe you",
-                Rule::Drop => "never the host's",
-            };
-            let line = guide.lines().find(|line| line.contains(row)).unwrap();
-            assert!(
-                line.contains(&format!("`{pattern}`")),
-                "docs/users.md lacks {pattern} in the row \"{row}\""
-            );
-        }
     }
 
     #[test]

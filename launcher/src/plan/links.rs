@@ -8,19 +8,9 @@ use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 
 use super::mount_points::{lies_in, shown};
-use super::{Mount, MountKind, mounts};
+use super::mounts;
 use crate::image::{Entry, Tree, in_image, resolve};
-
-/// A symbolic link.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Absolute inside, its directory without symbolic links.
-    pub path: PathBuf,
-    /// Where it leads.
-    pub target: PathBuf,
-    /// Whether it must be there even if it takes further mounts.
-    pub needed: bool,
-}
+use crate::mount::{Link, Mount, MountKind};
 
 /// Links with their places.
 #[derive(Debug, Default)]

@@ -14,17 +14,18 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::options::{EnvOption, MountFlags};
+use mizzen_core::options::EnvOption;
+use mizzen_core::settings::Key;
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
-use crate::host_libraries::{self, HostFile, HostLibraries};
+use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Metadata, Tree, resolve};
+use crate::mount::{Link, Mount, MountKind, Shape};
 use crate::options::{Origin, RunOptions, Unshare};
 
-pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable, belongs_to_one_side};
+pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable};
 pub use identity::Identity;
-pub use links::Link;
 pub use mount_points::lies_in;
 pub use root::{Changes, Root};
 
@@ -127,87 +128,6 @@ pub struct Skeleton {
     pub links: Vec<Link>,
 }
 
-/// What a mount point is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// A directory.
-    Directory,
-    /// A file.
-    File,
-}
-
-/// One mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
-    /// What is mounted.
-    pub what: MountKind,
-    /// Where: absolute inside, without symbolic links.
-    pub target: PathBuf,
-    /// Restrictions; nosuid and nodev always hold, except for the devices.
-    pub flags: MountFlags,
-    /// Who asks for it; None for what every container has.
-    pub origin: Option<Origin>,
-    /// Which option or rule wants it.
-    pub why: String,
-}
-
-impl Mount {
-    /// A failure of this mount, named after who asks for it.
-    fn about(&self, failure: Failure) -> Failure {
-        match self.origin {
-            Some(_) => failure.about(&self.why),
-            None => failure,
-        }
-    }
-}
-
-/// What a mount shows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MountKind {
-    /// A file or directory of the host with all that is mounted below it.
-    Bind {
-        /// On the host.
-        source: PathBuf,
-        /// What it is.
-        shape: Shape,
-    },
-    /// Device nodes of the host, on a tmpfs.
-    Devices(Vec<PathBuf>),
-    /// A new procfs, for a process id namespace of the container's own.
-    Proc,
-    /// An empty tmpfs with this `size=`.
-    Tmpfs(Option<String>),
-    /// A file with this content.
-    File(Vec<u8>),
-    /// The content of a squashfs file.
-    Squashfs(PathBuf),
-    /// The launcher, and links to it under the names of Slurm's commands.
-    Commands(PathBuf),
-    /// Files of the host, and links to them, in a directory of their own.
-    HostFiles {
-        /// The files.
-        files: Vec<HostFile>,
-        /// The links: their places in the directory, and what is in them.
-        links: Vec<(PathBuf, String)>,
-    },
-}
-
-impl MountKind {
-    /// What it must be mounted on.
-    pub fn shape(&self) -> Shape {
-        match self {
-            MountKind::Bind { shape, .. } => *shape,
-            MountKind::File(_) => Shape::File,
-            MountKind::Devices(_)
-            | MountKind::Proc
-            | MountKind::Tmpfs(_)
-            | MountKind::Squashfs(_)
-            | MountKind::Commands(_)
-            | MountKind::HostFiles { .. } => Shape::Directory,
-        }
-    }
-}
-
 impl Plan {
     /// Decides everything about a run.
     pub fn make(
@@ -217,20 +137,20 @@ impl Plan {
         host: &Host,
         host_libraries: HostLibraries,
     ) -> Result<Plan, Failure> {
-        let identity = Identity::new(host, options.remap_root);
+        let identity = Identity::new(host, options.settings.remap_root());
         let mut notes = host_libraries.notes.clone();
         let mut mpi = mpi::decide(tree, metadata, host, &identity);
         notes.append(&mut mpi.notes);
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries };
         let mounts = mounts::decide(options, tree, host, &identity, &others, &mut notes)?;
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
-        let root = root::decide(&options.writable, host)?;
+        let root = root::decide(&options.settings.writable(), host)?;
         let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
         let skeletons = mount_points::skeletons(&mounts, commands, links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {
             image_environment: metadata.environment.clone(),
-            entrypoint: if options.entrypoint { metadata.entrypoint.clone() } else { Vec::new() },
+            entrypoint: if options.settings.entrypoint() { metadata.entrypoint.clone() } else { Vec::new() },
             environment: options.environment.clone(),
             workdir: workdir.value,
             workdir_why: workdir.why,
@@ -261,9 +181,9 @@ fn decide_workdir(
     mounts: &[Mount],
     notes: &mut Vec<String>,
 ) -> Explained<PathBuf> {
-    if let Some(workdir) = &options.workdir {
+    if let Some(workdir) = &options.settings.workdir {
         let value = host.cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
-        return Explained { value, why: options.workdir_option().to_owned() };
+        return Explained { value, why: options.user().name_of(Key::Workdir) };
     }
     if let Some(inside) = options.inside().filter(|inside| visible_inside(&inside.workdir, tree, mounts)) {
         return Explained { value: inside.workdir.clone(), why: "that of the calling program".to_owned() };

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 
-use super::{Link, Mount, MountKind, Shape, Skeleton, links};
+use super::{Skeleton, links};
 use crate::image::{Entry, Resolved, Tree, in_image, resolve};
+use crate::mount::{Link, Mount, MountKind, Shape};
 use crate::slurm;
 
 /// Where every login shell looks for commands: they reset PATH.

@@ -6,13 +6,14 @@ use mizzen_core::Failure;
 use mizzen_core::failure::cause;
 use mizzen_core::image::cannot_open;
 use mizzen_core::options::{MountFlags, MountOption, MountSource};
-use mizzen_core::settings::Writable;
+use mizzen_core::settings::{Key, Writable};
 
 use super::mount_points::{self, shown};
-use super::{Identity, Mount, MountKind, Shape, identity, links};
+use super::{Identity, identity, links};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Tree, in_image, read_file};
+use crate::mount::{Mount, MountKind, Shape};
 use crate::options::{Origin, RunOptions};
 use crate::slurm;
 
@@ -60,7 +61,10 @@ pub fn decide(
     }
     wanted.extend(others.host_libraries.mounts.iter().cloned());
     for (option, origin) in &options.mounts {
-        wanted.push(from_option(option, *origin, host).map_err(|failure| failure.about(origin.mounts()))?);
+        wanted.push(
+            from_option(option, *origin, host)
+                .map_err(|failure| failure.about(origin.name_of(Key::Mounts)))?,
+        );
     }
     links::follow(&mut wanted, notes);
     mount_points::find(wanted, tree, notes)
@@ -139,7 +143,7 @@ fn defaults(
         let why = "default: the batch script".to_owned();
         mounts.push(Mount { flags: read_only, why, ..bind(script, Shape::File) });
     }
-    let home = host.home.as_deref().filter(|home| !options.no_home && !image_owned(home));
+    let home = host.home.as_deref().filter(|home| options.settings.mount_home() && !image_owned(home));
     if let Some(home) = home {
         mounts.push(Mount { why: "default: the home directory".to_owned(), ..bind(home, Shape::Directory) });
     }
@@ -147,14 +151,15 @@ fn defaults(
     let temporary = temporary.map(|(_, value)| PathBuf::from(value));
     let temporary = temporary.filter(|path| path.is_absolute() && path.is_dir());
     // A writable root may have its own changes there, which no program should meet.
-    let temporary = temporary.filter(|_| options.writable == Writable::No || host.tmpfs_has_xattrs);
+    let temporary =
+        temporary.filter(|_| options.settings.writable() == Writable::No || host.tmpfs_has_xattrs);
     for (directory, why) in
         [(temporary.as_ref(), "default: TMPDIR"), (host.cwd.as_ref(), "default: the current directory")]
     {
         let Some(directory) = directory else { continue };
         let covered = mounts.iter().any(|other| directory.starts_with(&other.target));
         let near_home = |home: &Path| directory.starts_with(home) || home.starts_with(directory);
-        let left_out = options.no_home && host.home.as_deref().is_some_and(near_home);
+        let left_out = !options.settings.mount_home() && host.home.as_deref().is_some_and(near_home);
         // /var or /opt as a whole would hide the image's.
         let hides_image = directory.components().count() == 2 && matches!(tree.entry(directory), Ok(Some(_)));
         if !image_owned(directory) && !covered && !left_out && !hides_image {
@@ -224,5 +229,5 @@ fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Moun
             (MountKind::Squashfs(path), option.target.clone())
         }
     };
-    Ok(Mount { what, target, flags: option.flags, origin: Some(origin), why: origin.mounts().to_owned() })
+    Ok(Mount { what, target, flags: option.flags, origin: Some(origin), why: origin.name_of(Key::Mounts) })
 }

@@ -8,7 +8,8 @@ use std::path::Path;
 use mizzen_core::failure::quote;
 use serde_json::{Value, json};
 
-use super::{Mount, MountKind, Plan};
+use super::Plan;
+use crate::mount::{Mount, MountKind};
 
 impl Plan {
     /// One line per decision, with its reason.
@@ -38,7 +39,7 @@ impl Plan {
         }
         for variable in &self.program.environment {
             let shown = format!("{}={}", os(&variable.name), os(&variable.value));
-            line("env", &shown, variable.why);
+            line("env", &shown, &variable.why);
         }
         for (what, why) in &self.findings {
             line("node", &quote(what.as_bytes()), why);

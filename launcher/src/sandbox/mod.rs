@@ -24,7 +24,8 @@ use mizzen_core::Failure;
 use mizzen_squashfs as squashfs;
 use nix::sys::signal::Signal;
 
-use crate::plan::{Changes, MountKind, Plan, Root};
+use crate::mount::MountKind;
+use crate::plan::{Changes, Plan, Root};
 use crate::report::report_note;
 use crate::sys;
 

@@ -18,8 +18,10 @@ use nix::unistd::symlinkat;
 
 use super::Mountable;
 use super::root::{NewRoot, make_link};
-use crate::host_libraries::{self, HostFile};
-use crate::plan::{Link, Mount, MountKind, Plan, Shape, lies_in};
+use crate::host_libraries;
+use crate::mount::HostFile;
+use crate::mount::{Link, Mount, MountKind, Shape};
+use crate::plan::{Plan, lies_in};
 use crate::{slurm, sys};
 
 /// What a mount of the plan needs from the host.

@@ -18,7 +18,8 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use super::Mountable;
 use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
 use super::namespaces::MOUNTS_REFUSED;
-use crate::plan::{Changes, Link, Plan, Root, Shape, Skeleton};
+use crate::mount::{Link, Shape};
+use crate::plan::{Changes, Plan, Root, Skeleton};
 
 /// A directory that every system has, on which the workshop is mounted for a moment.
 const MOUNT_POINT: &str = "/tmp";

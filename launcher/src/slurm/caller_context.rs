@@ -15,7 +15,7 @@ use mizzen_core::escape::{escape, unescape};
 use mizzen_core::request;
 
 use super::HOST_VARIABLE;
-use crate::plan;
+use crate::variable_rules;
 
 /// Carries what belongs to the inside through the host.
 pub const VARIABLE: &str = "SLURM_MIZZEN_INSIDE";
@@ -164,7 +164,7 @@ fn exports_all(list: &OsStr) -> bool {
 
 /// Whether the variable names files of the side it is set on.
 fn belongs_to_one_side(name: &OsStr) -> bool {
-    plan::belongs_to_one_side(name) || INTERPRETERS.iter().any(|known| name == *known)
+    variable_rules::belongs_to_one_side(name) || INTERPRETERS.iter().any(|known| name == *known)
 }
 
 /// Whether the variable is between this program and its helper.

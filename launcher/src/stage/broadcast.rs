@@ -35,11 +35,11 @@ use serde::{Deserialize, Serialize};
 use super::cache::{self, Cache, describe};
 use super::copy::verify;
 use super::lock::Lock;
-use super::obtain::{publish, staged};
+use super::obtain::{obtain, publish};
 use super::source::{Identity, Original};
 use super::{
     ProgressSink, StageError, StagingOptions, StderrSink, Wanted, changing, is_still_there, node, note,
-    open_as_user, progress, repeatedly, wanted,
+    open_as_user, progress, wanted, with_retries,
 };
 use crate::image::{Kind, Opened, shown};
 use crate::progress::Progress;
@@ -106,11 +106,11 @@ fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
     if nodes.as_deref().is_some_and(|nodes| !nodes.contains([',', '['])) {
         return Ok(Vec::new());
     }
-    let site = config.settings()?.mounts;
+    let site = config.settings.mounts.unwrap_or_default();
     // Nothing is sent before everything is known to be what it should be.
     let mut all = Vec::new();
     for (path, pin) in files(container, site) {
-        match repeatedly(|| open_as_user(&path), |opened| copied_here(opened, pin, &staging)) {
+        match with_retries(|| open_as_user(&path), |opened| copied_here(opened, pin, &staging)) {
             Err(StageError::Cache(why)) => all.push((path, Err(why))),
             Err(StageError::Source(failure)) => return Err(failure),
             Err(StageError::Refused(failure)) => return Err(failure.about(shown(&path))),
@@ -137,7 +137,9 @@ fn files(
     Container { image, digest, settings }: Container,
     site: Vec<MountOption>,
 ) -> Vec<(PathBuf, Option<Digest>)> {
-    let data = site.into_iter().chain(settings.mounts).filter_map(|mount| match mount.source {
+    let data = site.into_iter().chain(settings.mounts.into_iter().flatten()).filter_map(|mount| match mount
+        .source
+    {
         MountSource::Squashfs(path) => Some((path, None)),
         MountSource::Bind(_) | MountSource::Tmpfs(_) => None,
     });
@@ -168,7 +170,7 @@ fn copied_here(
         Err(StageError::Refused(failure)) => return Err(StageError::Cache(failure.message)),
         Err(trouble) => return Err(trouble),
     };
-    let (file, digest, _) = staged(&cache, &source, staging, &mut StderrSink::new(&opened.path))?;
+    let (file, digest, _) = obtain(&cache, &source, staging, &mut StderrSink::new(&opened.path))?;
     if !is_still_there(&opened) {
         return Err(StageError::Source(changing(&opened.path)));
     }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mizzen_core::failure::quote;
-use mizzen_core::{Digest, Failure, config};
+use mizzen_core::{Digest, Failure, trusted_file};
 use nix::unistd::geteuid;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW,
@@ -90,7 +90,7 @@ impl Cache {
     /// change what is in it.
     pub fn open_shared(directory: &Path) -> Result<Cache, Failure> {
         let failed = |what: String| Failure::new(format!("{}: {what}", shown(directory)));
-        config::check_only_roots(directory.parent().unwrap_or(directory))?;
+        trusted_file::check_only_roots(directory.parent().unwrap_or(directory))?;
         match mkdirat(CWD, directory, Mode::from_raw_mode(SHARED_DIRECTORY_MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed(format!("cannot make the directory: {}", describe(errno)))),
@@ -101,7 +101,7 @@ impl Cache {
             return Err(failed(format!("has mode {mode:04o}, not {SHARED_DIRECTORY_MODE:04o}"))
                 .hint(format!("chmod {SHARED_DIRECTORY_MODE:o} {}", shown(directory))));
         }
-        config::check_only_roots(directory)?;
+        trusted_file::check_only_roots(directory)?;
         Ok(Cache { dir, path: directory.to_owned(), shared: true })
     }
 
@@ -111,7 +111,7 @@ impl Cache {
             Err(Errno::NOENT) => return Ok(None),
             opened => opened.map_err(|errno| unopened(directory, errno))?,
         };
-        config::check_only_roots(directory)?;
+        trusted_file::check_only_roots(directory)?;
         let stat = fstat(&dir).map_err(|errno| unopened(directory, errno))?;
         // Strictly: in a sticky directory others could make what is not there.
         if stat.st_uid != 0 || stat.st_mode & 0o022 != 0 {
@@ -125,7 +125,7 @@ impl Cache {
     /// The copy of a source, if there is one that can be used.
     pub fn find(&self, identity: &Identity) -> Option<(File, Digest)> {
         let digest = self.digest_of(identity)?;
-        let copy = self.copy(digest, identity.size)?;
+        let copy = self.open_copy(digest, identity.size)?;
         Some((copy, digest))
     }
 
@@ -160,12 +160,12 @@ impl Cache {
     }
 
     /// Opens a copy, whatever is wrong with it.
-    pub fn open_copy(&self, digest: Digest) -> Result<File, Errno> {
+    pub fn open_copy_unchecked(&self, digest: Digest) -> Result<File, Errno> {
         self.open_file(&copy_name(digest))
     }
 
     /// Opens a copy, and takes a shared lock on the user's own. One that is not as it was made is set aside.
-    pub fn copy(&self, digest: Digest, size: u64) -> Option<File> {
+    pub fn open_copy(&self, digest: Digest, size: u64) -> Option<File> {
         let name = copy_name(digest);
         let file = match self.open_file(&name) {
             Ok(file) => file,
@@ -275,7 +275,7 @@ impl Cache {
         let name = copy_name(digest);
         // The second time, what was in the way has been set aside.
         for _ in 0..2 {
-            if let Some(there) = self.copy(digest, size) {
+            if let Some(there) = self.open_copy(digest, size) {
                 return Ok(there);
             }
             let linked = match &copy.name {
@@ -298,7 +298,7 @@ impl Cache {
         }
         fsync(&self.dir)?;
         // Through a descriptor that cannot write.
-        self.copy(digest, size).ok_or(Errno::NOENT)
+        self.open_copy(digest, size).ok_or(Errno::NOENT)
     }
 
     /// Writes down which content a source has.

@@ -20,7 +20,7 @@ use super::copy::verify;
 use super::evict::{self, CachedCopy, megabytes};
 use super::source::Manifest;
 use super::{Provenance, StagingOptions, progress, site};
-use crate::pipeline::{check_content, check_header, named_image};
+use crate::image::{self, check_content, check_header};
 use crate::progress::Progress;
 use crate::sys;
 
@@ -49,9 +49,9 @@ impl Stager {
             let directory = std::env::current_dir().unwrap_or_else(|_| "/".into());
             find_image_by(name.as_os_str().as_bytes(), &directory, &self.config, site::look)?
         } else {
-            named_image(name, &self.config)?
+            image::find(name, &self.config)?
         };
-        let ready = super::image(&path, pin, &self.staging)?;
+        let ready = super::stage(&path, pin, &self.staging)?;
         // As root nothing of an image is inflated.
         if self.staging.fills_site {
             check_header(&ready.opened)?
@@ -60,7 +60,7 @@ impl Stager {
         }
         let image = quote(path.as_os_str().as_encoded_bytes());
         let digest = ready.digest.map_or_else(String::new, |digest| digest.to_string());
-        Ok(match ready.place {
+        Ok(match ready.provenance {
             Provenance::Source => format!("{image}: a directory, used where it is\n"),
             Provenance::Cache => format!("{image}: {digest} was there\n"),
             Provenance::Site => format!("{image}: {digest} is among the site's copies\n"),
@@ -96,7 +96,7 @@ impl Commands {
     /// Opens it.
     pub fn new(config: &Config) -> Result<Commands, Failure> {
         let _mask = sys::FileMask::set(cache::MASK);
-        let staging = StagingOptions::new(config.stage, config)?;
+        let staging = StagingOptions::new(config.settings.stage(), config)?;
         let (cache, shared) = if is_roots(config) {
             (Cache::open_shared(&config.stage_shared)?, None)
         } else {

@@ -32,14 +32,13 @@ use mizzen_core::staging::{Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 
-use crate::image::{self, Kind, Opened, shown};
-use crate::pipeline::check_content;
+use crate::image::{self, Kind, Opened, check_content, shown};
 use crate::sys;
 use broadcast::Delivery;
 use cache::Cache;
 use copy::{CopyError, copy};
 pub use evict::Limits;
-use obtain::staged;
+use obtain::obtain;
 use progress_sink::{ProgressSink, StderrSink, node, note, progress};
 use source::{Identity, Original};
 
@@ -107,11 +106,11 @@ pub struct StagedImage {
     pub opened: Opened,
     /// Its digest, if somebody had a reason to compute it.
     pub digest: Option<Digest>,
-    /// Where it is used.
-    pub place: Provenance,
+    /// Where that file comes from.
+    pub provenance: Provenance,
 }
 
-/// Where an image is used.
+/// Where the file of an image comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provenance {
     /// Where it was found.
@@ -138,9 +137,9 @@ enum StageError {
 const ATTEMPTS: u32 = 3;
 
 /// Finds, copies and checks an image as is wanted. If `pin` is given it has that content, or this fails.
-pub fn image(path: &Path, pin: Option<Digest>, staging: &StagingOptions) -> Result<StagedImage, Failure> {
+pub fn stage(path: &Path, pin: Option<Digest>, staging: &StagingOptions) -> Result<StagedImage, Failure> {
     let open = if staging.fills_site { site::open } else { open_as_user };
-    let ready = repeatedly(|| open(path), |opened| once(opened, pin, staging));
+    let ready = with_retries(|| open(path), |opened| try_stage(opened, pin, staging));
     staging.discard(path);
     ready.map_err(|trouble| match trouble {
         StageError::Cache(why) => Failure::new(why),
@@ -154,7 +153,7 @@ fn open_as_user(path: &Path) -> Result<Opened, StageError> {
 }
 
 /// Opens an image and does something with it, a few times if the source makes trouble.
-fn repeatedly<T>(
+fn with_retries<T>(
     open: impl Fn() -> Result<Opened, StageError>,
     work: impl Fn(Opened) -> Result<T, StageError>,
 ) -> Result<T, StageError> {
@@ -173,17 +172,21 @@ fn repeatedly<T>(
     }
 }
 
-fn once(opened: Opened, pin: Option<Digest>, staging: &StagingOptions) -> Result<StagedImage, StageError> {
+fn try_stage(
+    opened: Opened,
+    pin: Option<Digest>,
+    staging: &StagingOptions,
+) -> Result<StagedImage, StageError> {
     let place = shown(&opened.path);
     if opened.kind == Kind::Directory {
         return match pin {
-            None => Ok(StagedImage { opened, digest: None, place: Provenance::Source }),
+            None => Ok(StagedImage { opened, digest: None, provenance: Provenance::Source }),
             Some(_) => Err(StageError::Refused(Failure::new("a directory has no digest"))),
         };
     }
     let staged = match wanted(&opened, staging.verifies(pin), staging) {
         Ok(Wanted::Copy(cache, source)) => {
-            Some(staged(&cache, &source, staging, &mut StderrSink::new(&opened.path)))
+            Some(obtain(&cache, &source, staging, &mut StderrSink::new(&opened.path)))
         }
         Ok(Wanted::SiteCopy(file, digest)) => Some(Ok((file, digest, Provenance::Site))),
         Ok(Wanted::Nothing) => None,
@@ -199,8 +202,8 @@ fn once(opened: Opened, pin: Option<Digest>, staging: &StagingOptions) -> Result
         return Err(StageError::Source(changing(&opened.path)));
     }
     let ready = match staged {
-        Some(Ok((file, digest, place))) => {
-            StagedImage { opened: Opened { file, ..opened }, digest: Some(digest), place }
+        Some(Ok((file, digest, provenance))) => {
+            StagedImage { opened: Opened { file, ..opened }, digest: Some(digest), provenance }
         }
         Some(Err(StageError::Cache(why))) if staging.copies_or_nothing => {
             return Err(StageError::Refused(Failure::new(format!("no copy: {why}"))));
@@ -279,7 +282,7 @@ fn in_place(opened: Opened, pin: Option<Digest>) -> Result<StagedImage, StageErr
         StderrSink::new(&opened.path).note(&format!("{}: {warning}", shown(&opened.path)));
     }
     let digest = pin.map(|_| digest(&opened)).transpose().map_err(StageError::Source)?;
-    Ok(StagedImage { opened, digest, place: Provenance::Source })
+    Ok(StagedImage { opened, digest, provenance: Provenance::Source })
 }
 
 /// Computes the digest of an image. What cannot be one is not read as a whole first.

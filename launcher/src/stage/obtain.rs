@@ -26,7 +26,7 @@ const PATIENT: Duration = Duration::from_secs(5);
 const STALLED: Duration = Duration::from_secs(60);
 
 /// The copy of an image: the one that is there, the one that somebody else is making, or our own.
-pub fn staged(
+pub fn obtain(
     cache: &Cache,
     source: &Original,
     staging: &StagingOptions,
@@ -140,7 +140,7 @@ pub fn publish(
     sink: &mut dyn ProgressSink,
 ) -> Result<File, Errno> {
     let size = source.identity.size;
-    if let Some(there) = cache.copy(digest, size) {
+    if let Some(there) = cache.open_copy(digest, size) {
         is_sound(cache, source, &there, digest, sink);
     }
     let file = cache.publish(unfinished, digest, size)?;

@@ -61,7 +61,7 @@ fn usable(
     source: &Original,
     sink: &mut dyn ProgressSink,
 ) -> Result<File, Option<String>> {
-    let file = match cache.open_copy(digest) {
+    let file = match cache.open_copy_unchecked(digest) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Err(None),
         Err(errno) => return Err(Some(cause(&errno.into()))),

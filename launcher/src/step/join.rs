@@ -13,8 +13,9 @@ use nix::unistd::geteuid;
 
 use super::STEP_VARIABLE;
 use crate::options::{RunOptions, StepOptions};
-use crate::plan::{DIGEST_VARIABLE, Explained, Facts, Program, belongs_to_one_side};
+use crate::plan::{DIGEST_VARIABLE, Explained, Facts, Program};
 use crate::sandbox::Namespaces;
+use crate::variable_rules::belongs_to_one_side;
 
 /// Enters the container of `step`, and gives the program to start there: with this step's environment, and with that of
 /// the program which it joins where this one says nothing, or only what holds outside. A step that it starts in turn

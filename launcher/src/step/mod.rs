@@ -20,18 +20,20 @@ use std::process::ExitCode;
 use mizzen_core::failure::quote;
 use mizzen_core::handover::{self, Accounts, Role};
 use mizzen_core::request::{self, Container};
+use mizzen_core::settings::Verbosity;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::user_namespace::group_map;
-use mizzen_core::{Config, Digest, Failure, Handover, Request, cancel};
+use mizzen_core::{Config, Failure, Handover, Request, cancel};
+use tracing::info_span;
 
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
-use crate::pipeline::{self, Stopwatch};
-use crate::plan::{Facts, Identity, Program, typed_command};
+use crate::pipeline::{self, Prepared};
+use crate::plan::{Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
-use crate::sandbox::{self, Namespaces, Sources, Unstartable, Watch};
+use crate::sandbox::{self, Namespaces, Unstartable};
 use crate::slurm::{self, CallerContext};
-use crate::sys;
+use crate::{sys, trace};
 use channel::StepChannel;
 use step_reporter::StepReporter;
 
@@ -125,7 +127,7 @@ fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
 fn enter(
     handover: &Handover,
     channel: &StepChannel,
-    Container { image, digest, settings }: Container,
+    container: Container,
     environment: &[(OsString, OsString)],
 ) -> Result<Program, Failure> {
     let command = command(handover);
@@ -133,59 +135,54 @@ fn enter(
     let script = (step == "batch").then(|| command.first().map(PathBuf::from)).flatten();
     let inside = CallerContext::from_environment(environment);
     let of_step = Some(StepOptions { script, commands: None, inside });
-    let (options, facts, watch) = match &handover.role {
+    let (options, facts) = match &handover.role {
         // The first task has read the settings for all.
         Role::Member { builder } => {
             let (namespaces, facts) = channel.receive(*builder)?;
             namespaces.enter()?;
-            (RunOptions { image, command, step: of_step, ..RunOptions::default() }, facts, None)
+            (RunOptions { image: container.image, command, step: of_step, ..RunOptions::default() }, facts)
         }
         Role::Builder { user_namespace, accounts, alone } => {
+            let Container { image, digest, settings } = container;
             let config = Config::load(&handover.config)?;
-            let mut options = RunOptions::new(image, command, settings, &config, Origin::StepOption)?;
+            let slurm_commands = config.slurm_commands;
+            let mut options = RunOptions::new(image, digest, command, settings, config, Origin::StepOption)?;
             options.step = of_step;
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
                 options.staging.expect(&sent)?;
             }
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
-            if let Some(step) = options.step.as_mut().filter(|_| calls && config.slurm_commands) {
+            if let Some(step) = options.step.as_mut().filter(|_| calls && slurm_commands) {
                 match slurm::start() {
                     Ok(address) => step.commands = Some(address),
                     // The program may never call one.
-                    Err(failure) => report_note(&format!("{}: {failure}", handover.node)),
+                    Err(failure) => note(handover, &failure.to_string()),
                 }
             }
-            let Built { namespaces, facts, watch } =
-                build(handover, channel, &options, digest, *user_namespace, accounts)?;
-            let digest = facts.digest.iter().map(|digest| format!("@{digest}")).collect::<String>();
-            let times = format!("{}{digest}: {}", quote(options.image.as_os_str().as_bytes()), watch.text());
-            channel.log_ready(&times);
+            let (namespaces, plan) = build(handover, channel, &options, *user_namespace, accounts)?;
+            let digest = plan.facts.digest.iter().map(|digest| format!("@{digest}")).collect::<String>();
+            let image = quote(options.image.as_os_str().as_bytes());
+            channel.log_ready(&format!("{image}{digest}: {}", trace::phases()));
             // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
             // have a step for every core of a node.
             if !*alone {
-                channel.announce(&namespaces, &facts)?;
+                info_span!("enter").in_scope(|| channel.announce(&namespaces, &plan.facts))?;
             }
-            (options, facts, Some(watch))
+            if options.settings.verbose() != Verbosity::Quiet {
+                note(handover, &pipeline::summary(&plan));
+            }
+            (options, plan.facts)
         }
     };
-    let command = typed_command(&options, &facts);
     let mut environment = environment.to_vec();
     environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
-    let program = Program::new(&options, &facts, command, &environment);
-    if let Some(mut watch) = watch.filter(|_| options.verbose) {
-        watch.lap("enter");
-        let digest = facts.digest.iter().map(|digest| format!("{digest}, ")).collect::<String>();
-        report_note(&format!("{}: {digest}{}", handover.node, watch.text()));
-    }
-    Ok(program)
+    Ok(Program::new(&options, &facts, typed_command(&options, &facts), &environment))
 }
 
-/// A container that this process is in.
-struct Built {
-    namespaces: Namespaces,
-    facts: Facts,
-    watch: Stopwatch,
+/// Tells the user something that is no failure of this node.
+fn note(handover: &Handover, text: &str) {
+    report_note(&format!("{}: {text}", handover.node));
 }
 
 /// Makes the container and enters it.
@@ -193,27 +190,19 @@ fn build(
     handover: &Handover,
     channel: &StepChannel,
     options: &RunOptions,
-    pin: Option<Digest>,
     user_namespace: Option<i32>,
     accounts: &Accounts,
-) -> Result<Built, Failure> {
-    let mut watch = Stopwatch::start();
+) -> Result<(Namespaces, Plan), Failure> {
     let user_namespace = user_namespace.map(own_user_namespace).transpose()?;
     let host = Host::detect_with(accounts, user_namespace.is_some());
-    let image = pipeline::Image::find_at(&options.image, pin, &options.staging)?;
-    watch.lap("stage");
-    let container_watch = Watch::new(Box::new(StepReporter::new(handover, channel)?))?;
-    let root = image.source(options, &host, &container_watch)?;
-    let (plan, data) = pipeline::plan(options, &image, &host)?;
-    let sources = Sources { root, data, watch: container_watch };
-    watch.lap("plan");
-    plan.notes.iter().for_each(|note| report_note(&format!("{}: {note}", handover.node)));
-    if let Some(note) = unmapped_groups(&plan.identity, accounts) {
-        report_note(&format!("{}: {note}", handover.node));
+    let reporter = Box::new(StepReporter::new(handover, channel)?);
+    let Prepared { plan, sources } = pipeline::prepare(options, &host, reporter)?;
+    plan.notes.iter().for_each(|text| note(handover, text));
+    if let Some(text) = unmapped_groups(&plan.identity, accounts) {
+        note(handover, &text);
     }
-    let namespaces = sandbox::build(&plan, sources, user_namespace)?;
-    watch.lap("mount");
-    Ok(Built { namespaces, facts: plan.facts, watch })
+    let namespaces = pipeline::build(&plan, sources, user_namespace)?;
+    Ok((namespaces, plan))
 }
 
 /// The user namespace that the plugin has made; the number is a user's text.

@@ -3,10 +3,11 @@
 use std::ffi::{CStr, CString, OsString, c_char, c_int};
 use std::os::unix::ffi::OsStringExt;
 
-use mizzen_core::slurm_options::{Argument, OptionSpec};
+use mizzen_core::settings::Argument;
+use mizzen_core::slurm_options::OptionSpec;
 use mizzen_core::{Failure, Variables};
 
-use super::{option_callback, sys};
+use super::{c_string, option_callback, sys};
 
 /// Slurm's handle, valid during one hook.
 pub struct Spank(pub(super) sys::spank_t);
@@ -15,14 +16,15 @@ impl Spank {
     /// Adds the option with this index in [`options::ALL`].
     pub fn register_option(&self, index: usize, spec: &OptionSpec) -> Result<(), Failure> {
         let (has_arg, argument) = match spec.argument {
-            Argument::No => (0, std::ptr::null()),
-            Argument::Required(name) => (1, name.as_ptr()),
-            Argument::Optional(name) => (2, name.as_ptr()),
+            Argument::No => (0, None),
+            Argument::Required(name) => (1, Some(c_string(name))),
+            Argument::Optional(name) => (2, Some(c_string(name))),
         };
+        let (name, usage) = (c_string(&spec.name), c_string(&format!("[mizzen] {}", spec.help)));
         let mut option = sys::spank_option {
-            name: spec.name.as_ptr().cast_mut(),
-            arginfo: argument.cast_mut(),
-            usage: spec.usage.as_ptr().cast_mut(),
+            name: name.as_ptr().cast_mut(),
+            arginfo: argument.as_ref().map_or(std::ptr::null_mut(), |argument| argument.as_ptr().cast_mut()),
+            usage: usage.as_ptr().cast_mut(),
             has_arg,
             val: index as c_int,
             cb: Some(option_callback),
@@ -32,9 +34,8 @@ impl Spank {
         if code == 0 {
             return Ok(());
         }
-        let name = spec.name.to_string_lossy();
         // Not if another plugin has the name already: `options::refuse_taken`.
-        Err(Failure::new(format!("Slurm refuses the option --{name} (spank_option_register: {code})")))
+        Err(Failure::new(format!("Slurm refuses the option --{} (spank_option_register: {code})", spec.name)))
     }
 
     /// A variable of the job's environment; in slurmstepd and its tasks.

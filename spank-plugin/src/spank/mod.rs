@@ -307,15 +307,20 @@ pub fn report(failure: &Failure) {
     }
 }
 
+/// A text of ours for Slurm; it has no NUL.
+fn c_string(text: &str) -> CString {
+    CString::new(text).unwrap_or_default()
+}
+
 fn log_error(text: &str) {
-    let line = CString::new(format!("mizzen: {text}")).unwrap_or_default();
+    let line = c_string(&format!("mizzen: {text}"));
     // SAFETY: the format takes one string.
     unsafe { sys::slurm_error(c"%s".as_ptr(), line.as_ptr()) };
 }
 
 /// Tells the user something that is not an error; on a node, Slurm's log.
 pub fn inform(text: &str) {
-    let line = CString::new(format!("mizzen: {text}")).unwrap_or_default();
+    let line = c_string(&format!("mizzen: {text}"));
     // SAFETY: the format takes one string.
     unsafe { sys::slurm_info(c"%s".as_ptr(), line.as_ptr()) };
 }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 
 use mizzen_core::failure::quote;
 
-use super::{NAME, sys};
+use super::{NAME, c_string, sys};
 
 /// An option of srun, sbatch or salloc itself, as text; None if it is not set, or the program does not tell.
 pub fn own_option(name: &CStr) -> Option<Vec<u8>> {
@@ -31,9 +31,10 @@ pub fn forget_own_option(name: &CStr) -> bool {
 }
 
 /// The plugin that has taken this option's name before mizzen, if the user has given the option.
-pub fn other_owner(name: &CStr) -> Option<String> {
+pub fn other_owner(option: &str) -> Option<String> {
     type Owner = unsafe extern "C" fn(*const c_char) -> *const c_char;
     type Given = unsafe extern "C" fn(*const c_char) -> bool;
+    let name = c_string(option);
     let this_process = libloading::os::unix::Library::this();
     // SAFETY: the types of every release since 20.11. Both functions only compare the name. The owner's is a copy that
     // Slurm leaves to the caller; it is not freed, because the program knows it once and ends soon.

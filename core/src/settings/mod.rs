@@ -1,0 +1,336 @@
+//! What shapes a container beside its image. The same settings come from options, from the job that a nested srun
+//! is in, from variables and from mizzen.toml; [`Settings::or`] lets the first of them that says something win.
+//!
+//! The table below is the only list of them. Options of srun and of `mizzen run`, variables, keys of mizzen.toml, help texts
+//! and man pages are made from it: to add a setting, add a line here, and use it where it acts.
+
+mod values;
+
+use std::path::{Path, PathBuf};
+
+pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Value, Verbosity, Writable};
+
+use crate::Failure;
+use crate::device::DeviceName;
+use crate::options::{EnvOption, MountOption};
+use crate::staging::Policy;
+
+/// A setting, as users write it.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    /// `mount-home` in --container-mount-home, MIZZEN_CONTAINER_MOUNT_HOME and in the request.
+    pub name: &'static str,
+    /// Its value in help texts.
+    pub argument: Argument,
+    /// What it does, in one line.
+    pub help: &'static str,
+    /// The option that turns it off, if there is one.
+    pub off: Option<Off>,
+    /// Its option of `mizzen run`, if it has one.
+    pub run: Option<&'static str>,
+    /// The letter for that.
+    pub letter: Option<char>,
+    /// Its key in mizzen.toml, if it has one.
+    pub toml: Option<&'static str>,
+    /// More than fits in one line, for man pages and `--help`.
+    pub more: &'static str,
+}
+
+/// The argument of an option, by its name in help texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// `--container-NAME=VALUE`.
+    Required(&'static str),
+    /// `--container-NAME[=VALUE]`; without a value it means yes.
+    Optional(&'static str),
+    /// `--container-NAME`, which means yes.
+    No,
+}
+
+/// An option that means no.
+#[derive(Clone, Copy, Debug)]
+pub enum Off {
+    /// `--no-container-NAME`, with what it does.
+    Negated(&'static str),
+    /// An option with another name, and what it does.
+    Named(&'static str, &'static str),
+}
+
+impl Spec {
+    /// The option of srun, sbatch and salloc, without the dashes.
+    pub fn option(&self) -> String {
+        format!("container-{}", self.name)
+    }
+
+    /// The option that turns it off for srun, sbatch and salloc, and what that does.
+    pub fn off_option(&self) -> Option<(String, &'static str)> {
+        self.off.map(|off| match off {
+            Off::Negated(help) => (format!("no-container-{}", self.name), help),
+            Off::Named(name, help) => (format!("container-{name}"), help),
+        })
+    }
+
+    /// The option of `mizzen run` that turns it off, and what that does.
+    pub fn run_off(&self) -> Option<(String, &'static str)> {
+        let run = self.run?;
+        self.off.map(|off| match off {
+            Off::Negated(help) => (format!("no-{run}"), help),
+            Off::Named(name, help) => (name.to_owned(), help),
+        })
+    }
+
+    const fn new(name: &'static str, argument: Argument, help: &'static str, off: Option<Off>) -> Spec {
+        Spec { name, argument, help, off, run: None, letter: None, toml: None, more: "" }
+    }
+
+    const fn run(self, option: &'static str) -> Spec {
+        Spec { run: Some(option), ..self }
+    }
+
+    const fn letter(self, letter: char) -> Spec {
+        Spec { letter: Some(letter), ..self }
+    }
+
+    const fn toml(self, key: &'static str) -> Spec {
+        Spec { toml: Some(key), ..self }
+    }
+
+    const fn more(self, more: &'static str) -> Spec {
+        Spec { more, ..self }
+    }
+}
+
+const fn value(name: &'static str, argument: &'static str, help: &'static str) -> Spec {
+    Spec::new(name, Argument::Required(argument), help, None)
+}
+
+const fn optional(name: &'static str, argument: &'static str, help: &'static str, off: Option<Off>) -> Spec {
+    Spec::new(name, Argument::Optional(argument), help, off)
+}
+
+const fn switch(name: &'static str, help: &'static str, off: &'static str) -> Spec {
+    Spec::new(name, Argument::No, help, Some(Off::Negated(off)))
+}
+
+/// Makes of a table: the keys, a struct with a field for each, its defaults, and what reads and writes all of them.
+macro_rules! settings {
+    ($($key:ident $field:ident: $type:ty $(= $default:expr)?, $spec:expr;)*) => {
+        /// One of the settings.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)] // the table says what they are
+        pub enum Key {
+            $($key,)*
+        }
+
+        impl Key {
+            /// All of them.
+            pub const ALL: &'static [Key] = &[$(Key::$key),*];
+
+            /// Its line in the table.
+            pub const fn spec(self) -> Spec {
+                match self {
+                    $(Key::$key => $spec,)*
+                }
+            }
+
+            /// How mizzen.toml writes it.
+            pub const fn toml_form(self) -> TomlForm {
+                match self {
+                    $(Key::$key => <$type as Value>::TOML,)*
+                }
+            }
+        }
+
+        /// The settings that somebody has made; what is None is left to the next in precedence.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub struct Settings {
+            $(pub $field: Option<$type>,)*
+        }
+
+        impl Settings {
+            $($(
+                /// What holds: the setting that was made, or the default.
+                pub fn $field(&self) -> $type {
+                    self.$field.clone().unwrap_or_else(|| $default)
+                }
+            )?)*
+
+            /// Takes one value; lists grow, of anything else the last value holds.
+            pub fn set(&mut self, key: Key, text: &[u8]) -> Result<(), Failure> {
+                match key {
+                    $(Key::$key => add(&mut self.$field, Value::parse(text)?),)*
+                }
+                Ok(())
+            }
+
+            /// The value of a setting as [`Settings::set`] takes it, unless it is left open.
+            pub fn text(&self, key: Key) -> Option<Vec<u8>> {
+                match key {
+                    $(Key::$key => self.$field.as_ref().map(Value::text),)*
+                }
+            }
+
+            /// These settings, and where they say nothing the other's.
+            pub fn or(self, lower: Settings) -> Settings {
+                Settings { $($field: self.$field.or(lower.$field),)* }
+            }
+
+            /// Relative paths belong to `directory`.
+            pub fn absolute(self, directory: &Path) -> Settings {
+                Settings { $($field: self.$field.map(|value| value.absolute(directory)),)* }
+            }
+        }
+    };
+}
+
+settings! {
+    Mounts mounts: Vec<MountOption>,
+        value("mounts", "SRC[:DST[:FLAGS]],...", "mount files and directories of the node")
+            .run("mount").letter('m').toml("mounts")
+            .more("DST is SRC if not given. FLAGS, joined by +: ro, rw, noexec; nosuid, nodev and rbind always hold. `tmpfs` as \
+                   SRC is an empty tmpfs (flag size=SIZE); the flag squashfs mounts the content of a squashfs file. A literal \
+                   colon or comma is written \\: or \\,.");
+    Env environment: Vec<EnvOption>,
+        value("env", "NAME[=VALUE],...", "set variables, or take the node's values in spite of the image's")
+            .run("env").letter('e').toml("env");
+    Device devices: Vec<DeviceName>,
+        value("device", "VENDOR/CLASS=NAME,...", "have devices by their names in the node's CDI specifications, as nvidia.com/gpu=0")
+            .run("device").toml("devices");
+    Workdir workdir: PathBuf,
+        value("workdir", "DIR", "start in this directory of the container").run("workdir").letter('w');
+    Hostname hostname: Hostname,
+        value("hostname", "NAME", "have this host name in the container").run("hostname")
+            .more("All tasks of the step see it, on every node of the step. Slurm's own names for the node are in SLURMD_NODENAME \
+                   and SLURM_JOB_NODELIST.");
+    MountHome mount_home: bool = true,
+        switch("mount-home", "have the home directory in the container", "leave the home directory out")
+            .run("home").toml("mount_home");
+    Writable writable: Writable = Writable::No,
+        optional("writable", "SIZE", "write anywhere in the container, up to SIZE; the changes end with it",
+            Some(Off::Named("readonly", "write only to what is mounted from the node")))
+            .run("writable").toml("writable")
+            .more("The changes are kept in memory, up to SIZE (512m, 2g; default 50% of the memory). Before Linux 6.6 they are \
+                   kept on disk, below TMPDIR or /var/tmp, and SIZE is refused.");
+    RemapRoot remap_root: bool = false,
+        switch("remap-root", "be root inside", "be yourself inside").run("remap-root").toml("remap_root");
+    Entrypoint entrypoint: bool = false,
+        switch("entrypoint", "start the program through the image's entrypoint", "start the program itself")
+            .run("entrypoint").toml("entrypoint");
+    Script script: bool = true,
+        switch("script", "run a batch script or interactive shell inside as well",
+            "run a batch script or interactive shell on the node, and its steps inside")
+            .toml("script");
+    Stage stage: Policy = Policy::Auto,
+        value("stage", "auto|always|never|bcast",
+            "copy the image to the node first: from network file systems, always, never; bcast: srun sends it")
+            .run("stage").toml("stage");
+    Gpu gpu: Gpu = Gpu::Auto,
+        value("gpu", "auto|all|none", "have the step's GPUs with the node's driver libraries, all of the node's, none")
+            .run("gpu").toml("gpu");
+    Mpi mpi: Mpi = Mpi::Image,
+        value("mpi", "image|host", "use the image's MPI library, or the node's of the same ABI in its place")
+            .run("mpi").toml("mpi");
+    Verbose verbose: Verbosity = Verbosity::Quiet,
+        optional("verbose", "debug", "tell how long each part of the start took; debug: everything that was tried", None)
+            .run("verbose").letter('v');
+}
+
+fn add<T: Value>(setting: &mut Option<T>, more: T) {
+    match setting {
+        Some(value) => value.add(more),
+        None => *setting = Some(more),
+    }
+}
+
+impl Key {
+    /// The name: `mount-home` in --container-mount-home, MIZZEN_CONTAINER_MOUNT_HOME and in the request.
+    pub fn name(self) -> &'static str {
+        self.spec().name
+    }
+
+    /// The variable that stands for the option.
+    pub fn variable(self) -> String {
+        format!("MIZZEN_CONTAINER_{}", self.name().to_uppercase().replace('-', "_"))
+    }
+}
+
+impl Settings {
+    /// A setting with a relative path, and its text.
+    pub fn relative(&self) -> Option<(Key, Vec<u8>)> {
+        let absolute = self.clone().absolute(Path::new("/"));
+        let relative = Key::ALL.iter().copied().find(|key| self.text(*key) != absolute.text(*key))?;
+        Some((relative, self.text(relative)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(pairs: &[(Key, &str)]) -> Settings {
+        let mut settings = Settings::default();
+        for (key, value) in pairs {
+            settings.set(*key, value.as_bytes()).unwrap();
+        }
+        settings
+    }
+
+    #[test]
+    fn every_setting_survives_its_text() {
+        let all = settings(&[
+            (Key::Mounts, "/a:/b:ro,c:/d"),
+            (Key::Mounts, "/e"),
+            (Key::Env, "A=1,B"),
+            (Key::Device, "v.com/c=0,v.com/c=1"),
+            (Key::Workdir, "w"),
+            (Key::MountHome, "no"),
+            (Key::Writable, "2g"),
+            (Key::RemapRoot, "true"),
+            (Key::Entrypoint, "0"),
+            (Key::Script, "no"),
+            (Key::Stage, "always"),
+            (Key::Gpu, "none"),
+            (Key::Mpi, "host"),
+            (Key::Verbose, "debug"),
+            (Key::Hostname, "n1.site"),
+        ])
+        .absolute(Path::new("/here"));
+        assert_eq!(all.workdir, Some("/here/w".into()));
+        let mut copy = Settings::default();
+        for key in Key::ALL {
+            copy.set(*key, &all.text(*key).unwrap()).unwrap();
+        }
+        assert_eq!(copy, all);
+        assert!(Key::ALL.iter().all(|key| Settings::default().text(*key).is_none()));
+    }
+
+    #[test]
+    fn the_first_who_says_something_wins() {
+        let option = settings(&[(Key::Mounts, "/a"), (Key::Writable, "no")]);
+        let site = settings(&[(Key::Mounts, "/b"), (Key::Writable, "yes"), (Key::MountHome, "no")]);
+        let both = option.or(site);
+        assert_eq!(both, settings(&[(Key::Mounts, "/a"), (Key::Writable, "no"), (Key::MountHome, "no")]));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (key, value, message) in [
+            (Key::MountHome, "perhaps", "\"perhaps\" is neither yes nor no"),
+            (Key::Writable, "10Q", "\"10Q\" is not a size"),
+            (Key::Workdir, "", "\"\" is not a directory's name"),
+            (Key::Mounts, "/a:b", "\"/a:b\": the destination is not absolute"),
+            (Key::Env, "A,=b", "\"=b\": the name is empty"),
+            (Key::Device, "gpu", "\"gpu\" is not the name of a device"),
+            (Key::Stage, "often", "\"often\" is not auto, always, never or bcast"),
+            (Key::Mpi, "mine", "\"mine\" is neither image nor host"),
+            (Key::Gpu, "0,1", "\"0,1\" is not auto, all or none"),
+            (Key::Verbose, "very", "\"very\" is not yes, no or debug"),
+            (Key::Hostname, "-a", "\"-a\" is not a host name"),
+            (Key::Hostname, "a b", "\"a b\" is not a host name"),
+            (Key::Hostname, "", "\"\" is not a host name"),
+        ] {
+            assert_eq!(Settings::default().set(key, value.as_bytes()).unwrap_err().message, message);
+        }
+    }
+}

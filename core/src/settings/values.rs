@@ -1,0 +1,326 @@
+//! The types of settings, each with how it is written: in an option, a variable, a request and mizzen.toml.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::Failure;
+use crate::device::DeviceName;
+use crate::failure::quote;
+use crate::options::{EnvOption, MountOption, parse_env_list, parse_mounts, parse_size};
+use crate::staging::Policy;
+
+/// A value that can be written down.
+pub trait Value: Sized {
+    /// How mizzen.toml writes it.
+    const TOML: TomlForm;
+
+    /// Reads it.
+    fn parse(text: &[u8]) -> Result<Self, Failure>;
+
+    /// The text that [`Value::parse`] reads as this value.
+    fn text(&self) -> Vec<u8>;
+
+    /// Takes a second value for the same setting: the last one holds, but lists grow.
+    fn add(&mut self, more: Self) {
+        *self = more;
+    }
+
+    /// The value with its relative paths taken from `directory`.
+    fn absolute(self, _directory: &Path) -> Self {
+        self
+    }
+}
+
+/// How mizzen.toml writes a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TomlForm {
+    /// `true` or `false`.
+    Boolean,
+    /// A string.
+    Text,
+    /// A list of strings.
+    List,
+}
+
+impl Value for bool {
+    const TOML: TomlForm = TomlForm::Boolean;
+
+    fn parse(text: &[u8]) -> Result<bool, Failure> {
+        match text {
+            b"yes" | b"true" | b"1" => Ok(true),
+            b"no" | b"false" | b"0" => Ok(false),
+            _ => Err(Failure::new(format!("\"{}\" is neither yes nor no", quote(text)))),
+        }
+    }
+
+    fn text(&self) -> Vec<u8> {
+        if *self { b"yes".to_vec() } else { b"no".to_vec() }
+    }
+}
+
+impl Value for Vec<MountOption> {
+    const TOML: TomlForm = TomlForm::List;
+
+    fn parse(text: &[u8]) -> Result<Self, Failure> {
+        parse_mounts(OsStr::from_bytes(text))
+    }
+
+    fn text(&self) -> Vec<u8> {
+        self.iter().map(MountOption::to_text).collect::<Vec<_>>().join(&b',')
+    }
+
+    fn add(&mut self, more: Self) {
+        self.extend(more);
+    }
+
+    fn absolute(self, directory: &Path) -> Self {
+        self.into_iter().map(|mount| mount.absolute(directory)).collect()
+    }
+}
+
+impl Value for Vec<EnvOption> {
+    const TOML: TomlForm = TomlForm::List;
+
+    fn parse(text: &[u8]) -> Result<Self, Failure> {
+        parse_env_list(OsStr::from_bytes(text))
+    }
+
+    fn text(&self) -> Vec<u8> {
+        self.iter().map(EnvOption::to_text).collect::<Vec<_>>().join(&b',')
+    }
+
+    fn add(&mut self, more: Self) {
+        self.extend(more);
+    }
+}
+
+impl Value for Vec<DeviceName> {
+    const TOML: TomlForm = TomlForm::List;
+
+    fn parse(text: &[u8]) -> Result<Self, Failure> {
+        DeviceName::parse_list(text)
+    }
+
+    fn text(&self) -> Vec<u8> {
+        self.iter().map(DeviceName::to_string).collect::<Vec<_>>().join(",").into_bytes()
+    }
+
+    fn add(&mut self, more: Self) {
+        self.extend(more);
+    }
+}
+
+/// A directory of the container.
+impl Value for PathBuf {
+    const TOML: TomlForm = TomlForm::Text;
+
+    fn parse(text: &[u8]) -> Result<PathBuf, Failure> {
+        if text.is_empty() || text.iter().any(u8::is_ascii_control) {
+            let message = format!("\"{}\" is not a directory's name", quote(text));
+            return Err(Failure::new(message).hint("name a directory inside the container"));
+        }
+        Ok(PathBuf::from(OsStr::from_bytes(text)))
+    }
+
+    fn text(&self) -> Vec<u8> {
+        OsString::from(self.clone()).into_vec()
+    }
+
+    fn absolute(self, directory: &Path) -> PathBuf {
+        directory.join(self)
+    }
+}
+
+impl Value for Policy {
+    const TOML: TomlForm = TomlForm::Text;
+
+    fn parse(text: &[u8]) -> Result<Policy, Failure> {
+        Policy::parse(text)
+    }
+
+    fn text(&self) -> Vec<u8> {
+        self.name().into()
+    }
+}
+
+/// Whether the root can be written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Writable {
+    /// No.
+    #[default]
+    No,
+    /// Yes; the changes are kept up to a default size.
+    Yes,
+    /// Yes, up to this size.
+    UpTo(String),
+}
+
+impl Value for Writable {
+    const TOML: TomlForm = TomlForm::Boolean;
+
+    fn parse(text: &[u8]) -> Result<Writable, Failure> {
+        match bool::parse(text) {
+            // 1 and 0 are no sizes either.
+            Ok(true) => Ok(Writable::Yes),
+            Ok(false) => Ok(Writable::No),
+            Err(_) => parse_size(std::str::from_utf8(text).unwrap_or("?")).map(Writable::UpTo),
+        }
+    }
+
+    fn text(&self) -> Vec<u8> {
+        match self {
+            Writable::No => b"no".to_vec(),
+            Writable::Yes => b"yes".to_vec(),
+            Writable::UpTo(size) => size.clone().into_bytes(),
+        }
+    }
+}
+
+/// Which of the node's GPUs a container has, with what programs need to use them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gpu {
+    /// Those of the step, if Slurm has given it any; outside Slurm all.
+    #[default]
+    Auto,
+    /// All that the step may open, whatever Slurm says.
+    All,
+    /// None.
+    None,
+}
+
+impl Gpu {
+    const WORDS: [(Gpu, &str); 3] = [(Gpu::Auto, "auto"), (Gpu::All, "all"), (Gpu::None, "none")];
+}
+
+impl Value for Gpu {
+    const TOML: TomlForm = TomlForm::Text;
+
+    fn parse(text: &[u8]) -> Result<Gpu, Failure> {
+        one_of(&Gpu::WORDS, text, "is not auto, all or none")
+    }
+
+    fn text(&self) -> Vec<u8> {
+        word_for(&Gpu::WORDS, self)
+    }
+}
+
+/// Whose MPI library the programs in a container get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mpi {
+    /// The image's.
+    #[default]
+    Image,
+    /// The node's, of the same ABI.
+    Host,
+}
+
+impl Mpi {
+    const WORDS: [(Mpi, &str); 2] = [(Mpi::Image, "image"), (Mpi::Host, "host")];
+}
+
+impl Value for Mpi {
+    const TOML: TomlForm = TomlForm::Text;
+
+    fn parse(text: &[u8]) -> Result<Mpi, Failure> {
+        one_of(&Mpi::WORDS, text, "is neither image nor host")
+    }
+
+    fn text(&self) -> Vec<u8> {
+        word_for(&Mpi::WORDS, self)
+    }
+}
+
+/// How much the user is told of a start that goes well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verbosity {
+    /// Nothing.
+    #[default]
+    Quiet,
+    /// How long each part took.
+    Times,
+    /// Everything that was tried.
+    Debug,
+}
+
+impl Value for Verbosity {
+    const TOML: TomlForm = TomlForm::Text;
+
+    fn parse(text: &[u8]) -> Result<Verbosity, Failure> {
+        match (text, bool::parse(text)) {
+            (b"debug", _) => Ok(Verbosity::Debug),
+            (_, Ok(true)) => Ok(Verbosity::Times),
+            (_, Ok(false)) => Ok(Verbosity::Quiet),
+            (_, Err(_)) => Err(Failure::new(format!("\"{}\" is not yes, no or debug", quote(text)))),
+        }
+    }
+
+    fn text(&self) -> Vec<u8> {
+        match self {
+            Verbosity::Quiet => b"no".to_vec(),
+            Verbosity::Times => b"yes".to_vec(),
+            Verbosity::Debug => b"debug".to_vec(),
+        }
+    }
+}
+
+/// The name that programs in a container see as the node's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hostname(String);
+
+impl Hostname {
+    /// The kernel takes no more.
+    const LIMIT: usize = 64;
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Value for Hostname {
+    const TOML: TomlForm = TomlForm::Text;
+
+    fn parse(text: &[u8]) -> Result<Hostname, Failure> {
+        let label = |label: &[u8]| {
+            let inner = label.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(byte));
+            !label.is_empty() && inner && !label.starts_with(b"-") && !label.ends_with(b"-")
+        };
+        match std::str::from_utf8(text) {
+            Ok(name) if text.len() <= Hostname::LIMIT && text.split(|byte| *byte == b'.').all(label) => {
+                Ok(Hostname(name.to_owned()))
+            }
+            _ => Err(Failure::new(format!("\"{}\" is not a host name", quote(text)))
+                .hint("write letters, digits, - and ., at most 64 of them")),
+        }
+    }
+
+    fn text(&self) -> Vec<u8> {
+        self.0.clone().into_bytes()
+    }
+}
+
+fn one_of<T: Copy>(words: &[(T, &str)], text: &[u8], otherwise: &str) -> Result<T, Failure> {
+    let found = words.iter().find(|(_, word)| word.as_bytes() == text).map(|(value, _)| *value);
+    found.ok_or_else(|| Failure::new(format!("\"{}\" {otherwise}", quote(text))))
+}
+
+fn word_for<T: PartialEq>(words: &[(T, &str)], value: &T) -> Vec<u8> {
+    let found = words.iter().find(|(known, _)| known == value);
+    found.map_or_else(Vec::new, |(_, word)| (*word).into())
+}
+
+/// Whose libraries for the node's fabric the programs in a container get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fabric {
+    /// The node's, if the image has none for the node's adapters.
+    #[default]
+    Auto,
+    /// The node's.
+    Host,
+    /// The image's.
+    Image,
+}

@@ -1,0 +1,177 @@
+//! Files that hold for all users: they are read only if nobody but root can have written them, or have put another in their
+//! place. Runs as whoever needs them: the user in srun and in the launcher, root in slurmstepd.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::Failure;
+use crate::failure::cause;
+use crate::image::special;
+
+/// What the kernel shows for users that are not in the map of a user namespace.
+const UNMAPPED: u32 = 65534;
+/// A larger file is not a configuration.
+const SIZE_LIMIT: u64 = 1 << 20;
+
+enum Unread {
+    Missing,
+    Refused(Failure),
+}
+
+/// Reads a file that nobody but root can have written; none if it does not exist.
+pub fn read_trusted(path: &Path) -> Result<Option<String>, Failure> {
+    if !path.is_absolute() {
+        return Err(Failure::new(format!("{}: is not an absolute path", path.display())));
+    }
+    match check_parents(path).and_then(|()| read_file(path)) {
+        Ok(text) => Ok(Some(text)),
+        Err(Unread::Missing) => Ok(None),
+        Err(Unread::Refused(failure)) => Err(failure),
+    }
+}
+
+/// Reads all such files of a directory whose names end so, in the order of their names; none if it does not exist.
+pub fn read_trusted_directory(
+    directory: &Path,
+    extension: &str,
+) -> Result<Option<Vec<(PathBuf, String)>>, Failure> {
+    match check_parents(&directory.join(extension)) {
+        Ok(()) => {}
+        Err(Unread::Missing) => return Ok(None),
+        Err(Unread::Refused(failure)) => return Err(failure),
+    }
+    let entries = directory
+        .read_dir()
+        .map_err(|error| Failure::new(format!("{}: {}", directory.display(), cause(&error))))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|own| own == extension));
+    paths.sort();
+    let mut files = Vec::new();
+    for path in paths {
+        match read_file(&path) {
+            Ok(text) => files.push((path, text)),
+            Err(Unread::Missing) => {} // since it was listed
+            Err(Unread::Refused(failure)) => return Err(failure),
+        }
+    }
+    Ok(Some(files))
+}
+
+fn read_file(path: &Path) -> Result<String, Unread> {
+    let shown = path.display();
+    let refuse =
+        |what: &str, hint: String| Unread::Refused(Failure::new(format!("{shown}: {what}")).hint(hint));
+    // O_NONBLOCK: a FIFO in the file's place must not block the opener.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+            let hint = "put the file itself there, or the link on a directory above it".to_owned();
+            return Err(refuse("is a symbolic link; mizzen reads only the file itself", hint));
+        }
+        Err(error) => return Err(Unread::Refused(unreadable(path, error))),
+    };
+    let found = file.metadata().map_err(|error| Unread::Refused(unreadable(path, error)))?;
+    if !found.is_file() {
+        let kind =
+            if found.is_dir() { "directory" } else { special(found.file_type()).unwrap_or("directory") };
+        let hint = format!("put a text file there, or nothing: mv {shown} {shown}.old");
+        return Err(refuse(&format!("is a {kind}, not a regular file"), hint));
+    }
+    trusted(&found).map_err(|why| {
+        let message = format!("{} {why}", path.display());
+        Unread::Refused(Failure::new(message).hint(format!("chown root and chmod go-w {}", path.display())))
+    })?;
+    let bytes =
+        read_at_most(&file, SIZE_LIMIT + 1).map_err(|error| Unread::Refused(unreadable(path, error)))?;
+    if bytes.len() as u64 > SIZE_LIMIT {
+        return Err(refuse("is larger than 1 MiB", "is it the right file?".to_owned()));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
+        let hint = format!("it must be text in UTF-8; iconv -f LATIN1 -t UTF-8 {shown} converts other text");
+        Unread::Refused(Failure::new(format!("{shown}:{line}: not UTF-8")).hint(hint))
+    })
+}
+
+/// A file that is there and cannot be read: the launcher reads it as the user.
+fn unreadable(path: &Path, error: io::Error) -> Failure {
+    let denied = error.kind() == io::ErrorKind::PermissionDenied;
+    let failure = Failure::caused_by(format!("{}: cannot read it", path.display()), error);
+    match denied {
+        true => failure.hint(format!("all users must be able to read it: chmod a+r {}", path.display())),
+        false => failure,
+    }
+}
+
+/// Nobody but root may be able to put another file in its place, at any level: of the path as it is written, and of the
+/// one that its links lead to.
+fn check_parents(path: &Path) -> Result<(), Unread> {
+    let real = path.parent().and_then(|parent| parent.canonicalize().ok()).unwrap_or_default();
+    for parent in
+        path.ancestors().skip(1).chain(real.ancestors()).filter(|parent| !parent.as_os_str().is_empty())
+    {
+        match parent.symlink_metadata() {
+            // Where it leads is in `real`; another's link, in a directory like /tmp, could lead elsewhere soon.
+            Ok(found) if found.is_symlink() && found.uid() == 0 => {}
+            Ok(found) => trusted(&found).map_err(|why| {
+                let message = format!("{}: its directory {} {why}", path.display(), parent.display());
+                let hint = match found.uid() {
+                    UNMAPPED => "root is not known in this user namespace; run mizzen outside of it",
+                    _ => "only root may be able to write the file and the directories above it",
+                };
+                Unread::Refused(Failure::new(message).hint(hint))
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
+            Err(error) => {
+                let denied = error.kind() == io::ErrorKind::PermissionDenied;
+                let failure = Failure::caused_by(path.display(), error);
+                return Err(Unread::Refused(match denied {
+                    true => {
+                        failure.hint("all users must be able to search the directories above it: chmod a+x")
+                    }
+                    false => failure,
+                }));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a file or directory that somebody else than root could have made, or could replace; links are followed.
+pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
+    let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
+    let real = path.canonicalize().map_err(|error| failed(format!("cannot be found: {}", cause(&error))))?;
+    for path in [path, &real] {
+        match check_parents(path) {
+            Ok(()) => {}
+            Err(Unread::Refused(failure)) => return Err(failure),
+            Err(Unread::Missing) => return Err(failed("has just vanished".to_owned())),
+        }
+    }
+    let found = real.symlink_metadata().map_err(|error| failed(cause(&error)))?;
+    trusted(&found).map_err(failed)
+}
+
+/// Why root must not believe this file or directory.
+fn trusted(found: &Metadata) -> Result<(), String> {
+    // A sticky directory (/tmp) lets nobody replace root's entries, but the entry must then exist.
+    let sticky_directory = found.is_dir() && found.mode() & 0o1000 != 0;
+    if found.uid() != 0 {
+        return Err(format!("belongs to uid {}, not to root", found.uid()));
+    }
+    if found.mode() & 0o022 != 0 && !sticky_directory {
+        return Err(format!("is writable by others than root (mode {:04o})", found.mode() & 0o7777));
+    }
+    Ok(())
+}
+
+fn read_at_most(file: &File, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
