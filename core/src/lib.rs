@@ -15,6 +15,7 @@ pub mod limits;
 pub mod options;
 pub mod request;
 pub mod settings;
+pub mod slurm_conf;
 pub mod slurm_options;
 pub mod slurm_texts;
 pub mod staging;
@@ -30,6 +31,7 @@ pub use failure::Failure;
 pub use handover::Handover;
 pub use request::Request;
 pub use settings::Settings;
+pub use slurm_conf::SlurmConf;
 pub use step_report::StepReport;
 pub use variables::Variables;
 

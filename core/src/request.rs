@@ -92,7 +92,7 @@ impl Request {
         settings: impl FnOnce() -> Result<Settings, Failure>,
     ) -> Result<Request, Failure> {
         let not_absolute = |what: &[u8]| {
-            Failure::new(format!("{} is not absolute", quote(what)))
+            Failure::new(format!("{} is not absolute", quote_reference(what)))
                 .hint("mizzen was not active where the job was submitted; check plugstack.conf there")
         };
         check_path_text(value).map_err(|failure| failure.about(option))?;

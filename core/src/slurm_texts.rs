@@ -4,11 +4,20 @@
 /// How scrontab begins its scripts.
 const HEAD: &[u8] = b"#!/bin/sh\n# This job was submitted through scrontab\n";
 
+/// What Slurm takes for a blank: that of C, with the vertical tab, which Rust's leaves out.
+fn is_space(byte: &u8) -> bool {
+    byte.is_ascii_whitespace() || *byte == 0x0b
+}
+
+fn trim_start(line: &[u8]) -> &[u8] {
+    &line[line.iter().position(|byte| !is_space(byte)).unwrap_or(line.len())..]
+}
+
 /// The option for a container in a script of scrontab's.
 pub fn scrontab_option(script: &[u8], slurms_own: bool) -> Option<String> {
     let lines = script.strip_prefix(HEAD)?.split(|byte| *byte == b'\n');
-    let options = lines.filter_map(|line| line.trim_ascii_start().strip_prefix(b"#SCRON"));
-    let words = options.flat_map(|line| line.split(u8::is_ascii_whitespace));
+    let options = lines.filter_map(|line| trim_start(line).strip_prefix(b"#SCRON"));
+    let words = options.flat_map(|line| line.split(is_space));
     let names = words.map(|word| word.split(|byte| *byte == b'=').next().unwrap_or_default());
     let ours = |name: &&[u8]| match *name {
         b"--container" => !slurms_own,
@@ -19,8 +28,8 @@ pub fn scrontab_option(script: &[u8], slurms_own: bool) -> Option<String> {
 
 /// Whether any line is `0-3,5 program argument …` or `* program`. Slurm skips lines that it does not understand.
 pub fn lists_programs(content: &[u8]) -> bool {
-    content.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start).any(|line| {
-        let end = line.iter().position(u8::is_ascii_whitespace).unwrap_or(0);
+    content.split(|byte| *byte == b'\n').map(trim_start).any(|line| {
+        let end = line.iter().position(is_space).unwrap_or(0);
         let ranks = &line[..end];
         ranks.iter().any(|byte| byte.is_ascii_digit() || *byte == b'*')
             && ranks.iter().all(|byte| byte.is_ascii_digit() || b",-*:".contains(byte))
@@ -42,6 +51,7 @@ mod tests {
             ("#SCRON --container=/a -n2", Some("--container")),
             ("#SCRON -n2\n#SCRON --container-image /a", Some("--container-image")),
             ("#SCRON --no-container-script", Some("--no-container-script")),
+            ("\x0b#SCRON -n1\x0b--container-image=/a", Some("--container-image")),
             ("#SCRON --contiguous", None),
             ("srun --container=/a x", None),
         ] {
@@ -53,7 +63,16 @@ mod tests {
 
     #[test]
     fn lists_are_known_without_their_last_newline() {
-        for list in ["0 a", "* a b\n", "# x\n\n 0-3,5\ta %t\n", "0 \\\n a", "what is this\n1 a", "0-7:2 a"] {
+        for list in [
+            "0 a",
+            "* a b\n",
+            "# x\n\n 0-3,5\ta %t\n",
+            "0 \\\n a",
+            "what is this\n1 a",
+            "0-7:2 a",
+            "\x0b0 a",
+            "0\x0ba",
+        ] {
             assert!(lists_programs(list.as_bytes()), "{list}");
         }
         for other in ["", "0", "5\n", "-c", "--n 3", "- a", "a 0", "echo 0 a", "1.5 x", "10:30:00", "0x1 a"] {

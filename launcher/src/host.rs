@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use mizzen_core::SlurmConf;
 use mizzen_core::handover::Accounts;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{getgid, getuid};
@@ -96,6 +97,12 @@ impl Host {
             devices: present_devices(Path::new("/dev")),
             tmpfs_has_xattrs: tmpfs_has_xattrs(),
         }
+    }
+
+    /// slurm.conf of the Slurm that has started us, if it can be read.
+    pub fn slurm_conf(&self) -> Option<SlurmConf> {
+        let named = self.environment.iter().find(|(name, _)| name == "SLURM_CONF");
+        SlurmConf::read(named.map(|(_, value)| Path::new(value)))
     }
 }
 

@@ -1,14 +1,14 @@
 //! Slurm's own container runtime. With an oci.conf the built-in `--container` is its business, not ours.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use mizzen_core::Failure;
+use mizzen_core::{Failure, SlurmConf};
 
 use crate::spank;
 
 /// Whether this Slurm is configured to run OCI bundles itself: oci.conf is beside the slurm.conf in use.
 pub fn slurm_runs_containers() -> bool {
-    configuration_directory().is_some_and(|directory| directory.join("oci.conf").exists())
+    SlurmConf::directory(named_conf().as_deref()).is_some_and(|directory| directory.join("oci.conf").exists())
 }
 
 /// Slurm's PMIx plugin, from 23.02 on, takes every `--container` for one of Slurm's own runtime and looks for its
@@ -29,22 +29,14 @@ pub fn spare_pmix() -> Result<(), Failure> {
 
 /// MpiDefault of slurm.conf, `none` if it has none; None if the file cannot be read, or includes others.
 fn default_mpi() -> Option<String> {
-    let text =
-        std::fs::read_to_string(configuration_directory()?.join("slurm.conf")).ok()?.to_ascii_lowercase();
-    let lines = || text.lines().map(|line| line.split('#').next().unwrap_or_default());
-    match lines().filter_map(|line| line.split_once("mpidefault=")).next_back() {
-        Some((_, value)) => value.split_whitespace().next().map(str::to_owned),
-        None if lines().any(|line| line.trim_start().starts_with("include")) => None,
+    let conf = SlurmConf::read(named_conf().as_deref())?;
+    match conf.value("MpiDefault") {
+        Some(value) => value.split_whitespace().next().map(str::to_ascii_lowercase),
+        None if conf.includes_others() => None,
         None => Some("none".to_owned()),
     }
 }
 
-/// Where slurm.conf is: as SLURM_CONF says, else where Slurm was built to look, which only Slurm knows; so the usual
-/// places in turn. /run/slurm/conf is where nodes without files of their own fetch them to.
-fn configuration_directory() -> Option<PathBuf> {
-    if let Some(named) = std::env::var_os("SLURM_CONF") {
-        return Path::new(&named).parent().map(Path::to_owned);
-    }
-    let usual = ["/etc/slurm", "/run/slurm/conf", "/usr/local/etc", "/etc"].map(PathBuf::from);
-    usual.into_iter().find(|directory| directory.join("slurm.conf").exists())
+fn named_conf() -> Option<PathBuf> {
+    std::env::var_os("SLURM_CONF").map(PathBuf::from)
 }

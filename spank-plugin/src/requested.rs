@@ -3,7 +3,7 @@
 //!
 //! There are several ways in which a container can be asked for. The first of these holds:
 //!
-//! 1. sbatch's request in the variable that passes `--export-file`;
+//! 1. for a batch script, sbatch's request in the variable that passes `--export-file`;
 //! 2. SLURM_CONTAINER, the value of Slurm's own option. Clients with mizzen take it away, so this is the option of a client
 //!    without it, and newer than any request that the client has inherited;
 //! 3. the request in its usual variable, from the client or handed down by the enclosing job;
@@ -16,7 +16,7 @@ use mizzen_core::{Failure, Request, Settings};
 use crate::client::SLURM_CONTAINER;
 use crate::oci;
 use crate::options::{self, Meaning};
-use crate::spank::Spank;
+use crate::spank::{Spank, Step};
 use crate::state;
 
 /// Whether a container was asked for at all, however badly.
@@ -41,7 +41,10 @@ pub fn hand_down(spank: &Spank, request: &Request) -> Result<(), Failure> {
 }
 
 fn find(spank: &Spank) -> Result<Option<Request>, Failure> {
-    if let Some(text) = spank.job_variable(SUBMITTED_VARIABLE)? {
+    // sbatch speaks of the script alone: what a step of it finds there is somebody's own.
+    let submitted =
+        if spank.step() == Some(Step::Batch) { spank.job_variable(SUBMITTED_VARIABLE)? } else { None };
+    if let Some(text) = submitted {
         return Request::decode(&text).map(Some);
     }
     let handed = spank.job_variable(VARIABLE)?.map(|text| Request::decode(&text)).transpose()?;

@@ -5,10 +5,10 @@
 //! libraries, and private ones by which libraries of one project know each other.
 
 use super::discover::{Candidate, Found, Node};
-use super::elf::Requirement;
 use super::image_libraries::ImageLibraries;
 use super::pattern;
 use super::rules::belongs_to_libc;
+use crate::elf::Requirement;
 
 /// What happens to a library or program of the node, and why.
 #[derive(Clone, Debug)]

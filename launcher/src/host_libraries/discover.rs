@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::elf::Library;
 use super::pattern::{self, for_this_machine, matches};
 use super::rules::{Rule, Set, belongs_to_libc};
 use super::{ld_cache, standard_directories};
+use crate::elf::Library;
 use crate::image::{DirectoryTree, Entry, resolve};
 
 /// Where programs are looked for.

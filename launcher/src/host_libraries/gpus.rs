@@ -3,11 +3,10 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use mizzen_core::SlurmConf;
 use mizzen_core::settings::Gpu;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
-
-use crate::slurm::conf;
 
 /// Slurm's variables of a step or job that has GPUs, and those of the vendors that it sets in every task. With
 /// `--gpu-bind=none` Slurm 22.05 tells no more than their number.
@@ -25,7 +24,7 @@ const VARIABLES: [&str; 7] = [
 pub fn wanted(
     setting: Gpu,
     environment: &[(OsString, OsString)],
-    conf: impl FnOnce() -> Option<String>,
+    conf: impl FnOnce() -> Option<SlurmConf>,
 ) -> (bool, String) {
     let variable = |name: &str| {
         let found = environment.iter().find(|(known, _)| known == name);
@@ -77,9 +76,9 @@ pub fn allowed(device: &Path) -> bool {
 }
 
 /// Whether a slurm.conf, or a file that it includes, may have GPUs as resources. Elsewhere a job has those of its nodes.
-fn manages_gpus(conf: &str) -> bool {
-    let types = conf::value(conf, "GresTypes").unwrap_or_default();
-    conf::includes(conf) || types.split(',').any(|kind| kind.trim() == "gpu")
+fn manages_gpus(conf: &SlurmConf) -> bool {
+    let types = conf.value("GresTypes").unwrap_or_default();
+    conf.includes_others() || types.split(',').any(|kind| kind.trim() == "gpu")
 }
 
 #[cfg(test)]
@@ -101,11 +100,12 @@ mod tests {
 
     #[test]
     fn a_slurm_without_gpus() {
-        assert!(manages_gpus("GresTypes=nic, gpu\n") && manages_gpus("include /etc/slurm/gres.d/x\n"));
+        let manages = |text: &str| manages_gpus(&SlurmConf::new(text));
+        assert!(manages("GresTypes=nic, gpu\n") && manages("include /etc/slurm/gres.d/x\n"));
         let step = [("SLURMD_NODENAME".into(), "n1".into())];
-        assert!(wanted(Gpu::Auto, &step, || Some("ClusterName=x\n".to_owned())).0);
-        assert!(!wanted(Gpu::Auto, &step, || Some("GresTypes=gpu\n".to_owned())).0);
-        assert!(!manages_gpus("ClusterName=x\ngrestypes=nic\n") && !manages_gpus(""));
+        assert!(wanted(Gpu::Auto, &step, || Some(SlurmConf::new("ClusterName=x\n"))).0);
+        assert!(!wanted(Gpu::Auto, &step, || Some(SlurmConf::new("GresTypes=gpu\n"))).0);
+        assert!(!manages("ClusterName=x\ngrestypes=nic\n") && !manages(""));
     }
 
     #[test]

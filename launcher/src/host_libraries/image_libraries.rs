@@ -7,8 +7,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::elf::Library;
 use super::{ld_cache, standard_directories};
+use crate::elf::Library;
 use crate::image::{Entry, Tree, read_file, resolve};
 
 /// The libraries of an image; each is read when it is asked for.

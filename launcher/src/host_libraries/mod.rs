@@ -9,7 +9,6 @@
 mod abi;
 mod cdi_devices;
 mod discover;
-mod elf;
 mod fabric;
 mod gpus;
 mod image_libraries;
@@ -31,13 +30,11 @@ use crate::host::Host;
 use crate::image::{Metadata, Tree, resolve};
 use crate::mount::{HostFile, Mount};
 use crate::options::RunOptions;
-use crate::slurm::conf;
 use abi::{Decision, Kind};
 use discover::{Found, Node};
 use image_libraries::{CLibrary, ImageLibraries};
 use rules::Rule;
 
-pub use elf::Library;
 pub use rules::Switch;
 pub use show::examine;
 
@@ -108,9 +105,7 @@ pub fn decide(
     };
     for rule in &rules {
         let (on, why) = match rule.switch {
-            Switch::Gpu => {
-                gpus::wanted(options.settings.gpu(), &host.environment, || conf::read(&host.environment))
-            }
+            Switch::Gpu => gpus::wanted(options.settings.gpu(), &host.environment, || host.slurm_conf()),
             Switch::Fabric => (true, "default".to_owned()),
             Switch::Mpi => {
                 if let Some(origin) = options.host_mpi {

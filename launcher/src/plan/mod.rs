@@ -78,6 +78,8 @@ pub struct Facts {
     pub commands: Option<String>,
     /// The digest of the image, if it was computed.
     pub digest: Option<String>,
+    /// The container's own host name, if it has one.
+    pub hostname: Option<String>,
 }
 
 /// A program, ready to be started inside.
@@ -159,13 +161,15 @@ impl Plan {
             host_libraries: host_libraries.variables,
             commands: options.step.as_ref().and_then(|step| step.commands.clone()),
             digest: metadata.digest.map(|digest| digest.to_string()),
+            hostname: options.settings.hostname.as_ref().map(|name| name.as_str().to_owned()),
         };
         let command = decide_command(options, &facts, tree, metadata, host);
         let program = Program::new(options, &facts, command, &host.environment);
         for line in &metadata.not_understood {
             notes.push(format!("{line}: not understood; the variable that it sets is missing"));
         }
-        let unshare = options.unshare;
+        let uts = options.unshare.uts || facts.hostname.is_some();
+        let unshare = Unshare { uts, ..options.unshare };
         let findings = host_libraries.findings;
         let links = links.in_memory;
         Ok(Plan { identity, unshare, root, skeletons, mounts, links, facts, program, findings, notes })

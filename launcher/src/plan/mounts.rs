@@ -1,12 +1,13 @@
 //! Which mounts a container has.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
 use mizzen_core::image::cannot_open;
 use mizzen_core::options::{MountFlags, MountOption, MountSource};
-use mizzen_core::settings::{Key, Writable};
+use mizzen_core::settings::{Hostname, Key, Writable};
 
 use super::mount_points::{self, shown};
 use super::{Identity, identity, links};
@@ -19,6 +20,7 @@ use crate::slurm;
 
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
+const HOSTS: &str = "/etc/hosts";
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
 const IMAGE_OWNED: [&str; 11] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];
@@ -114,6 +116,10 @@ fn defaults(
             mounts.push(Mount { flags: read_only, ..bind(file, Shape::File) });
         }
     }
+    if let Some(hosts) = options.settings.hostname.as_ref().and_then(hosts_with) {
+        let why = "default: the node's, with the container's host name added".to_owned();
+        mounts.push(Mount { flags: read_only, why, ..default(MountKind::File(hosts), Path::new(HOSTS)) });
+    }
     // Not through a link, as it usually is: the link's target is one of the image's time zones and must stay so.
     // The variable TZ tells the zone in that case.
     let localtime = Path::new("/etc/localtime");
@@ -167,6 +173,22 @@ fn defaults(
         }
     }
     Ok(mounts)
+}
+
+/// The node's file of host names with another one, unless it is there already: programs look their own name up.
+fn hosts_with(hostname: &Hostname) -> Option<Vec<u8>> {
+    let mut hosts = fs::read(HOSTS).unwrap_or_default();
+    let mut names = hosts.split(|byte| *byte == b'\n').flat_map(|line| {
+        line.split(|byte| *byte == b'#').next().unwrap_or_default().split(u8::is_ascii_whitespace).skip(1)
+    });
+    if names.any(|name| name == hostname.as_str().as_bytes()) {
+        return None;
+    }
+    if !hosts.is_empty() && !hosts.ends_with(b"\n") {
+        hosts.push(b'\n');
+    }
+    hosts.extend(format!("127.0.1.1 {}\n", hostname.as_str()).bytes());
+    Some(hosts)
 }
 
 /// The node's libraries and programs in their directory, and what has a place of its own.

@@ -7,11 +7,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::elf::Library;
 use crate::host::Host;
-use crate::host_libraries::Library;
 use crate::image::{Metadata, Tree, resolve};
 use crate::plan::Identity;
-use crate::slurm::conf;
 
 /// What the presence of a PMIx server changes in a container.
 #[derive(Default)]
@@ -71,9 +70,9 @@ fn session_directory(host: &Host) -> Option<PathBuf> {
         |name: &str| host.environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let step = [variable("SLURM_JOB_ID")?, variable("SLURM_STEP_ID")?].map(|part| part.to_string_lossy());
     let name = format!("spmix_appdir_{}_{}", host.uid, step.join("."));
-    let conf = conf::read(&host.environment).unwrap_or_default();
-    let places =
-        [variable("SLURM_PMIX_TMPDIR").map(PathBuf::from), conf::value(&conf, "TmpFS").map(PathBuf::from)];
+    let conf = host.slurm_conf();
+    let in_conf = conf.as_ref().and_then(|conf| conf.value("TmpFS")).map(PathBuf::from);
+    let places = [variable("SLURM_PMIX_TMPDIR").map(PathBuf::from), in_conf];
     places.into_iter().flatten().map(|place| place.join(&name)).find(|directory| directory.is_dir())
 }
 

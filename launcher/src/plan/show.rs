@@ -25,6 +25,9 @@ impl Plan {
         line("user", &format!("{} is {} inside", identity.uid, identity.inside_uid), "");
         line("group", &format!("{} is {} inside", identity.gid, identity.inside_gid), "");
         line("unshare", &self.namespaces().join(","), "");
+        if let Some(hostname) = &self.facts.hostname {
+            line("hostname", hostname, "");
+        }
         line("root", &self.root.text(), self.root.why());
         for skeleton in &self.skeletons {
             let added: Vec<String> = skeleton.added.iter().map(|(added, _)| path(added)).collect();
@@ -59,6 +62,7 @@ impl Plan {
             "user": { "uid": identity.uid, "gid": identity.gid,
                       "inside_uid": identity.inside_uid, "inside_gid": identity.inside_gid },
             "unshare": self.namespaces(),
+            "hostname": self.facts.hostname,
             "root": { "value": self.root.text(), "why": self.root.why() },
             "places": self.skeletons.iter().map(|skeleton| json!({
                 "directory": path(&skeleton.directory),

@@ -6,7 +6,7 @@
 //! mark and whose lock, which that process held, is free. (systemd-tmpfiles spares locked directories, too.)
 
 use std::ffi::{CStr, OsStr};
-use std::io::{self, PipeWriter, Read, Write};
+use std::io::{self, PipeWriter, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,8 @@ use rustix::fs::{chmod, fgetxattr_query, flock, fstat, open, openat, setxattr, u
 use rustix::io::Errno;
 
 use super::mounts::proc_path;
-use super::processes::wait_until_empty;
+use super::processes::ContainerProcesses;
+use crate::mountinfo::open_on_same_mount;
 use crate::sys;
 
 /// The extended attribute of our directories, set when they are locked. A name alone may be anybody's.
@@ -40,12 +41,9 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Tells the process that will remove it which mount namespace has the container. What is returned is to be kept open
-    /// while others may still enter.
-    pub fn hold_for(&mut self, mount_namespace: Option<u64>) -> Option<OwnedFd> {
-        let mut guard = self.guard.take()?;
-        let _ = guard.write_all(&mount_namespace?.to_ne_bytes());
-        Some(guard.into())
+    /// Keeps it while this is open: others may still enter the container.
+    pub fn hold(&mut self) -> Option<OwnedFd> {
+        self.guard.take().map(OwnedFd::from)
     }
 }
 
@@ -88,10 +86,10 @@ fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) ->
     sys::spawn_detached(&[program.as_fd(), closed.as_fd(), parent, directory], || {
         let mut ended = [PollFd::new(program.as_fd(), PollFlags::POLLIN)];
         while poll(&mut ended, PollTimeout::NONE) == Err(nix::errno::Errno::EINTR) {}
-        let mut mount_namespace = Vec::new();
-        let _ = (&closed).read_to_end(&mut mount_namespace);
-        if let Ok(number) = mount_namespace.try_into() {
-            wait_until_empty(u64::from_ne_bytes(number));
+        let _ = (&closed).read(&mut [0]);
+        // It was forked in the container's user namespace, and outside its mounts.
+        if let Ok(container) = ContainerProcesses::beside_this() {
+            container.wait_until_none();
         }
         let mut all = usize::MAX;
         let _ = remove(parent, name, directory, &mut all);
@@ -119,10 +117,12 @@ fn stale(parent: BorrowedFd, name: &OsStr) -> Option<OwnedFd> {
     if random.len() != 6 {
         return None;
     }
-    let directory = open_directory(parent, name).ok()?;
-    if fstat(&directory).ok()?.st_uid != geteuid().as_raw() {
+    // Everybody can make such names.
+    let found = open_on_same_mount(parent, name).ok()?;
+    if fstat(&found).ok()?.st_uid != geteuid().as_raw() {
         return None;
     }
+    let directory = open_directory(found.as_fd(), OsStr::new(".")).ok()?;
     // In this order: a new directory is locked before it is marked.
     fgetxattr_query(&directory, MARK).ok()?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;

@@ -16,7 +16,7 @@ mod root;
 mod server;
 mod watcher;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -33,6 +33,7 @@ pub use exec::{Unstartable, start};
 pub use namespaces::{
     Namespaces, enter_user as enter_user_namespace, new_mounts_and_others as enter_mount_namespace,
 };
+pub use processes::ContainerProcesses;
 pub use reporter::{Reporter, StderrReporter, identity_of, standard_error_in, tell};
 use server::Mountable;
 pub use server::Server;
@@ -81,13 +82,16 @@ fn make_namespaces(
     let data = start_data_servers(plan, &sources)?;
     let limits = namespaces::enter_user(&plan.identity, user)?;
     let mut servers = Servers::prepare(plan, sources, data)?;
-    namespaces::new_mounts_and_others(plan.unshare, &limits)?;
+    namespaces::new_mounts_and_others(plan.unshare, plan.facts.hostname.as_deref(), &limits)?;
     // Opened on the host's procfs: nothing is looked up inside.
-    let mut namespaces = Namespaces::of_this_process()?;
-    servers.container = processes::mount_namespace_of("self");
-    if let Some(changes) = &mut servers.changes {
-        namespaces.changes_guard = changes.hold_for(servers.container);
-    }
+    let mut namespaces = Namespaces::of_this_process(plan.unshare.uts)?;
+    servers.user_namespace = Some(
+        namespaces
+            .user
+            .try_clone()
+            .map_err(|error| Failure::caused_by("cannot keep the user namespace", error))?,
+    );
+    namespaces.changes_guard = servers.changes.as_mut().and_then(changes_guard::Directory::hold);
     Ok((servers, namespaces))
 }
 
@@ -105,8 +109,8 @@ fn start_data_servers(plan: &Plan, sources: &Sources) -> Result<Vec<Server>, Fai
 /// What serves the files of the container, and keeps their changes.
 struct Servers {
     watch: Watch,
-    /// The number of the container's mount namespace, as soon as that is there.
-    container: Option<u64>,
+    /// The container's, as soon as it is there, for the watchers.
+    user_namespace: Option<OwnedFd>,
     root: root::Source,
     /// In the order of the plan's squashfs mounts.
     data: Vec<Mountable>,
@@ -133,7 +137,7 @@ impl Servers {
             }
             Root::Writable(Changes::InMemory { .. }) | Root::ReadOnly => None,
         };
-        Ok(Servers { root, data, changes, watch: sources.watch, container: None })
+        Ok(Servers { root, data, changes, watch: sources.watch, user_namespace: None })
     }
 }
 
@@ -147,12 +151,11 @@ fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
 }
 
 fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
-    let Servers { root, data, changes, watch, container } = servers;
+    let Servers { root, data, changes, watch, user_namespace } = servers;
     // Everything that comes from the host is opened while it can be seen.
     let sources = mounts::open_sources(plan)?;
     let root = root::prepare(plan, root, changes.as_ref().map(|changes| changes.path.as_path()))?;
     mounts::apply(plan, &root, sources, data)?;
     root.enter()?;
-    watch.begin(container);
-    Ok(())
+    user_namespace.map_or(Ok(()), |namespace| watch.begin(namespace.as_fd()))
 }

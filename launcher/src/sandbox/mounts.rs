@@ -15,14 +15,13 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::symlinkat;
+use tracing::debug;
 
 use super::Mountable;
 use super::root::{NewRoot, make_link};
-use crate::host_libraries;
-use crate::mount::HostFile;
-use crate::mount::{Link, Mount, MountKind, Shape};
+use crate::mount::{HostFile, Link, Mount, MountKind, Shape};
 use crate::plan::{Plan, lies_in};
-use crate::{slurm, sys};
+use crate::{host_libraries, mountinfo, slurm, sys};
 
 /// What a mount of the plan needs from the host.
 pub enum OpenSource {
@@ -290,15 +289,9 @@ pub fn restrict(mounted: BorrowedFd, shown: &Path, flags: MsFlags) -> Result<(),
 /// The same for Linux before 5.12: every mount is remounted with the flags that it has and those that are added.
 fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
     let top = fs::read_link(proc_path(mounted))?;
-    for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
-        let fields: Vec<&str> = line.split(' ').collect();
-        let (Some(place), Some(options)) = (fields.get(4), fields.get(5)) else { continue };
-        let place = unescape_octal(place);
-        if !place.starts_with(&top) {
-            continue;
-        }
+    for line in mountinfo::read()?.iter().filter(|line| line.place.starts_with(&top)) {
         let mut flags = added | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
-        for option in options.split(',') {
+        for option in line.options.split(',') {
             flags |= match option {
                 "ro" => MsFlags::MS_RDONLY,
                 "nosuid" => MsFlags::MS_NOSUID,
@@ -310,26 +303,15 @@ fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
                 _ => MsFlags::empty(),
             };
         }
-        mount(None::<&str>, &place, None::<&str>, flags, None::<&str>)?;
+        match mount(None::<&str>, &line.place, None::<&str>, flags, None::<&str>) {
+            // Another user's, in a directory that is closed to this one: nothing inside can reach it either.
+            Err(Errno::EACCES) if line.place != top => {
+                debug!(place = ?line.place, "a mount below is not restricted")
+            }
+            outcome => outcome?,
+        }
     }
     Ok(())
-}
-
-/// mountinfo writes blanks, tabs, newlines and backslashes as \ooo.
-fn unescape_octal(text: &str) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let code = (*first == b'\\')
-            .then(|| after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok()))
-            .flatten()
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code {
-            Some(byte) => (bytes.push(byte), rest = &after[3..]),
-            None => (bytes.push(*first), rest = after),
-        };
-    }
-    PathBuf::from(OsStr::from_bytes(&bytes))
 }
 
 /// Opens a path of the container that has no symbolic links; one that has appeared since the plan was made is an

@@ -7,7 +7,7 @@ use mizzen_core::Failure;
 use mizzen_core::user_namespace::{Namespace, NamespaceLimits};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::unistd::{getgid, getuid};
+use nix::unistd::{getgid, getuid, sethostname};
 
 use crate::options::Unshare;
 use crate::plan::Identity;
@@ -23,31 +23,39 @@ pub struct Namespaces {
     pub user: OwnedFd,
     /// With the container's root as its root.
     pub mounts: OwnedFd,
+    /// With a host name of its own, if it has one.
+    pub uts: Option<OwnedFd>,
     /// What keeps the container's changes on disk while anybody has it open.
     pub changes_guard: Option<OwnedFd>,
 }
 
 impl Namespaces {
     /// Those of the calling process.
-    pub fn of_this_process() -> Result<Namespaces, Failure> {
-        Namespaces::of("self")
+    pub fn of_this_process(own_uts: bool) -> Result<Namespaces, Failure> {
+        Namespaces::open("self", own_uts)
     }
 
-    /// Those of a process, or `self`.
+    /// Those of another process.
     pub fn of(process: &str) -> Result<Namespaces, Failure> {
+        let uts = |process: &str| fs::read_link(format!("/proc/{process}/ns/uts")).ok();
+        Namespaces::open(process, uts(process) != uts("self"))
+    }
+
+    fn open(process: &str, own_uts: bool) -> Result<Namespaces, Failure> {
         let open = |name: &str| {
             let path = format!("/proc/{process}/ns/{name}");
             let file = fs::File::open(&path);
             file.map(OwnedFd::from).map_err(|error| Failure::caused_by(&path, error))
         };
-        Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, changes_guard: None })
+        let uts = own_uts.then(|| open("uts")).transpose()?;
+        Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, uts, changes_guard: None })
     }
 
     /// Enters them.
     pub fn enter(self) -> Result<(), Failure> {
-        for (namespace, flag) in
-            [(self.user, CloneFlags::CLONE_NEWUSER), (self.mounts, CloneFlags::CLONE_NEWNS)]
-        {
+        let uts = self.uts.map(|uts| (uts, CloneFlags::CLONE_NEWUTS));
+        let others = [(self.user, CloneFlags::CLONE_NEWUSER), (self.mounts, CloneFlags::CLONE_NEWNS)];
+        for (namespace, flag) in others.into_iter().chain(uts) {
             setns(namespace, flag)
                 .map_err(|errno| Failure::caused_by("cannot enter the container", errno))?;
         }
@@ -101,7 +109,11 @@ fn make(kind: Namespace, limits: &NamespaceLimits) -> Result<(), Failure> {
 
 /// Makes a mount namespace, whose mounts nobody outside sees, and the others that are asked for. With a process id
 /// namespace only children are in it. `limits` are those outside the container's user namespace.
-pub fn new_mounts_and_others(others: Unshare, limits: &NamespaceLimits) -> Result<(), Failure> {
+pub fn new_mounts_and_others(
+    others: Unshare,
+    hostname: Option<&str>,
+    limits: &NamespaceLimits,
+) -> Result<(), Failure> {
     for (wanted, kind) in [
         (true, Namespace::Mount),
         (others.pid, Namespace::Pid),
@@ -116,6 +128,9 @@ pub fn new_mounts_and_others(others: Unshare, limits: &NamespaceLimits) -> Resul
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).map_err(
         |errno| Failure::caused_by("cannot make the mounts private", errno).or_hint(MOUNTS_REFUSED),
     )?;
+    if let Some(hostname) = hostname {
+        sethostname(hostname).map_err(|errno| Failure::caused_by("cannot set the host name", errno))?;
+    }
     if others.net {
         sys::loopback_up().map_err(|error| Failure::caused_by("cannot bring up the loopback", error))?;
     }

@@ -1,119 +1,151 @@
 //! The processes of a container as they are seen from outside it, by a process of the same user that must not hold the
 //! container open. Runs as the user on the host.
+//!
+//! They are known by the container's user namespace. While that is held, its number cannot become another container's; and
+//! to hold it keeps neither the container's mount namespace nor its files alive, as a mount namespace would.
 
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, File, Metadata};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFlags, PollTimeout};
 use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 
-use super::watcher::wait_for;
 use crate::sys;
 
 /// What is not gone by then waits in the kernel, for a disk or a network, and will go.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The kernel nests user namespaces no deeper.
+const DEEPEST: usize = 33;
 
-/// The number of a process's mount namespace; it means nothing any more when the namespace is gone.
-pub fn mount_namespace_of(process: &str) -> Option<u64> {
-    fs::metadata(format!("/proc/{process}/ns/mnt")).ok().map(|found| found.ino())
-}
-
-/// The processes in a mount namespace, as far as the kernel lets their user see them.
-pub fn processes_in(mount_namespace: u64) -> Vec<i32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    numbers
-        .filter(|process| mount_namespace_of(process) == Some(mount_namespace))
-        .filter_map(|process| process.parse().ok())
-        .collect()
-}
-
-/// Waits until no process is in a mount namespace.
-pub fn wait_until_empty(mount_namespace: u64) {
-    loop {
-        let left = processes_in(mount_namespace);
-        if left.is_empty() {
-            return;
-        }
-        for process in left {
-            sys::wait_for_end(process);
-        }
-    }
-}
-
-/// The processes of a container, stopped and held, so that they neither start others nor can be taken for others. The number
-/// of a namespace that is gone may be another's the next moment: it tells something only as long as one of these is alive.
+/// The processes in a container's user namespace, and in those that they have made in it.
 pub struct ContainerProcesses {
-    mount_namespace: u64,
-    held: Vec<OwnedFd>,
+    /// Its number is its own as long as this is open.
+    _user_namespace: OwnedFd,
+    number: (u64, u64),
+    /// Where this process is. Who is there has helped to make the container, and is not in it.
+    own_mounts: (u64, u64),
 }
 
 impl ContainerProcesses {
-    /// Stops those that are there now.
-    pub fn stop(mount_namespace: u64) -> ContainerProcesses {
-        let mut members = ContainerProcesses { mount_namespace, held: Vec::new() };
+    /// Those in the user namespace of this process.
+    pub fn beside_this() -> io::Result<ContainerProcesses> {
+        ContainerProcesses::of(File::open("/proc/self/ns/user")?.into())
+    }
+
+    /// Those in this user namespace.
+    pub fn of(user_namespace: OwnedFd) -> io::Result<ContainerProcesses> {
+        let number = number(&File::from(user_namespace.try_clone()?).metadata()?);
+        Ok(ContainerProcesses {
+            _user_namespace: user_namespace,
+            number,
+            own_mounts: number_at("self", "mnt")?,
+        })
+    }
+
+    /// Whether a process is one of them, as far as the kernel lets its user see it.
+    pub fn contain(&self, process: i32) -> bool {
+        self.look_at(&process.to_string()).unwrap_or_else(|_| self.contain_threads_of(process))
+    }
+
+    /// Of a process whose first thread has ended, only the others can be looked at.
+    fn contain_threads_of(&self, process: i32) -> bool {
+        let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        let mut names = threads.filter_map(|thread| thread.file_name().into_string().ok());
+        names.any(|thread| self.look_at(&format!("{process}/task/{thread}")).unwrap_or(false))
+    }
+
+    fn look_at(&self, process: &str) -> io::Result<bool> {
+        if number_at(process, "mnt")? == self.own_mounts {
+            return Ok(false);
+        }
+        if number_at(process, "user")? == self.number {
+            return Ok(true);
+        }
+        let mut namespace = OwnedFd::from(File::open(format!("/proc/{process}/ns/user"))?);
+        for _ in 0..DEEPEST {
+            // Those that are not below this process's own have no parent for us.
+            namespace = sys::parent_namespace(namespace.as_fd())?;
+            if number(&File::from(namespace.try_clone()?).metadata()?) == self.number {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The numbers of those that are there now.
+    pub fn list(&self) -> Vec<i32> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        numbers.filter(|process| self.contain(*process)).collect()
+    }
+
+    /// Waits until there is none.
+    pub fn wait_until_none(&self) {
+        loop {
+            let left = self.list();
+            if left.is_empty() {
+                return;
+            }
+            left.into_iter().for_each(sys::wait_for_end);
+        }
+    }
+
+    /// Stops all of them: they start no others, and keep their descriptors.
+    pub fn stop(&self) {
         let end = Instant::now() + PATIENCE;
-        // Some may have forked before they were stopped: until a look finds no more than the one before.
-        let mut seen = 0;
+        let mut stopped = BTreeSet::new();
+        // Some may have forked before they were stopped: until a look finds nobody new.
         while Instant::now() < end {
-            members.signal(Signal::STOP);
-            if members.held.len() == seen {
-                break;
+            let found = self.signal(Signal::STOP);
+            if found.is_subset(&stopped) {
+                return;
             }
-            seen = members.held.len();
-        }
-        members
-    }
-
-    /// Holds those that are there, if the number still means the same, and signals all.
-    fn signal(&mut self, signal: Signal) {
-        // Before Linux 5.3 nothing can be held.
-        if sys::pidfd_of_self().is_err() {
-            for process in processes_in(self.mount_namespace) {
-                let _ = Pid::from_raw(process).map(|process| kill_process(process, signal));
-            }
-            return;
-        }
-        let first = self.held.is_empty();
-        let found: Vec<OwnedFd> = processes_in(self.mount_namespace)
-            .into_iter()
-            .filter_map(|process| {
-                let held = sys::pidfd_of(process).ok()?;
-                // It may have been another process when it was held.
-                (mount_namespace_of(&process.to_string()) == Some(self.mount_namespace)).then_some(held)
-            })
-            .collect();
-        if first || self.held.iter().any(is_alive) {
-            self.held = found;
-        } else {
-            self.held.clear();
-        }
-        for process in &self.held {
-            // One that has ended meanwhile is no matter.
-            let _ = pidfd_send_signal(process, signal);
+            stopped.extend(found);
         }
     }
 
-    /// Kills them.
-    pub fn kill_once(&mut self) {
-        if !self.held.is_empty() || sys::pidfd_of_self().is_err() {
-            self.signal(Signal::KILL);
-        }
+    /// Kills all that are there now.
+    pub fn kill_once(&self) {
+        self.signal(Signal::KILL);
     }
 
     /// Kills until none is left.
-    pub fn kill(&mut self) {
+    pub fn kill(&self) {
         let end = Instant::now() + PATIENCE;
-        self.kill_once();
-        while !self.held.is_empty() && Instant::now() < end {
+        while !self.signal(Signal::KILL).is_empty() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(10));
-            self.kill_once();
         }
+    }
+
+    /// Signals all that are there now, and returns their numbers.
+    fn signal(&self, signal: Signal) -> BTreeSet<i32> {
+        let mut signalled = BTreeSet::new();
+        for process in self.list() {
+            let sent = match sys::pidfd_of(process) {
+                // The number may have been another's when it was opened.
+                Ok(held) => self.contain(process) && pidfd_send_signal(&held, signal).is_ok(),
+                // Before Linux 5.3 nothing can be held.
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                    Pid::from_raw(process).is_some_and(|process| kill_process(process, signal).is_ok())
+                }
+                Err(_) => false,
+            };
+            if sent {
+                signalled.insert(process);
+            }
+        }
+        signalled
     }
 }
 
-fn is_alive(process: &OwnedFd) -> bool {
-    !wait_for(process.as_fd(), PollFlags::POLLIN, PollTimeout::ZERO)
+/// What tells a namespace from others, as long as it is there.
+fn number(namespace: &Metadata) -> (u64, u64) {
+    (namespace.dev(), namespace.ino())
+}
+
+fn number_at(process: &str, kind: &str) -> io::Result<(u64, u64)> {
+    fs::metadata(format!("/proc/{process}/ns/{kind}")).map(|namespace| number(&namespace))
 }

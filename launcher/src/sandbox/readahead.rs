@@ -2,7 +2,7 @@
 //! decompresses the program, its dynamic linker and its C library, so that the start does not wait for every piece of
 //! them. Only a guess: what it misses is read when it is asked for.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::exec::candidates;
+use crate::elf;
 use crate::image::{self, Entry, Resolved, Tree, resolve};
 use crate::plan::DEFAULT_PATH;
 
@@ -33,7 +34,7 @@ pub fn first_files(command: &[OsString], image: &Image) -> Vec<PathBuf> {
     let Some(program) = candidates(name, &path).iter().find_map(|path| file(path)) else {
         return files;
     };
-    let linker = Tree::read(image, &program, HEAD).ok().and_then(|head| file(&dynamic_linker(&head)?));
+    let linker = Tree::read(image, &program, HEAD).ok().and_then(|head| file(&elf::dynamic_linker(&head)?));
     // Both are in one directory, wherever the distribution has that.
     let library =
         linker.as_deref().and_then(Path::parent).and_then(|directory| file(&directory.join("libc.so.6")));
@@ -61,45 +62,4 @@ pub fn use_all_cpus() {
         let _ = all.set(cpu);
     }
     let _ = sched_setaffinity(Pid::from_raw(0), &all);
-}
-
-/// The dynamic linker that a 64-bit little-endian program names in its first bytes.
-fn dynamic_linker(head: &[u8]) -> Option<PathBuf> {
-    const PT_INTERP: usize = 3;
-    let number = |at: usize, length: usize| {
-        let mut bytes = [0; 8];
-        bytes.get_mut(..length)?.copy_from_slice(head.get(at..at.checked_add(length)?)?);
-        usize::try_from(u64::from_le_bytes(bytes)).ok()
-    };
-    if !head.starts_with(b"\x7fELF\x02\x01") {
-        return None;
-    }
-    let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-    let mut headers = (0..count).filter_map(|index| table.checked_add(index.checked_mul(size)?));
-    let header = headers.find(|at| number(*at, 4) == Some(PT_INTERP))?;
-    let (offset, length) = (number(header.checked_add(8)?, 8)?, number(header.checked_add(32)?, 8)?);
-    let name = head.get(offset..offset.checked_add(length)?)?.split(|byte| *byte == 0).next()?;
-    Some(PathBuf::from(OsStr::from_bytes(name)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dynamic_linker_is_found_and_nonsense_is_not() {
-        let program = std::fs::read("/proc/self/exe").unwrap();
-        let linker = dynamic_linker(&program[..HEAD]).unwrap();
-        assert!(linker.is_absolute() && linker.exists(), "{linker:?}");
-        assert_eq!(dynamic_linker(b"#!/bin/sh"), None);
-        for length in 0..512 {
-            dynamic_linker(&program[..length]);
-        }
-        let mut broken = program[..HEAD].to_vec();
-        for at in 0..512 {
-            broken[at] ^= 0xff;
-            dynamic_linker(&broken);
-            broken[at] ^= 0xff;
-        }
-    }
 }

@@ -12,7 +12,7 @@ use nix::poll::{PollFlags, PollTimeout};
 use rustix::fs::fstat;
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
-use super::processes::{mount_namespace_of, processes_in};
+use super::processes::ContainerProcesses;
 use super::watcher::wait_for;
 use crate::report::message;
 use crate::sys;
@@ -28,7 +28,7 @@ pub trait Reporter {
     }
 
     /// Gets ready to tell, at once: the program may end any moment, and its streams with it.
-    fn hold(&self, mount_namespace: u64) -> Box<dyn FnOnce(&Failure) + '_>;
+    fn hold(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_>;
 
     /// Ends what the container is a part of, on other nodes too. Before the container itself is ended: with it may end
     /// everything that is left here.
@@ -42,12 +42,11 @@ pub struct StderrReporter {
 }
 
 impl Reporter for StderrReporter {
-    fn hold(&self, mount_namespace: u64) -> Box<dyn FnOnce(&Failure)> {
+    fn hold(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure)> {
         let program = i32::try_from(self.program).ok();
         // It may be another process with the same number by now.
-        let is_inside = |process: &i32| mount_namespace_of(&process.to_string()) == Some(mount_namespace);
-        let stream = program.filter(is_inside).and_then(standard_error);
-        let stream = stream.or_else(|| processes_in(mount_namespace).into_iter().find_map(standard_error));
+        let stream = program.filter(|program| container.contain(*program)).and_then(standard_error);
+        let stream = stream.or_else(|| container.list().into_iter().find_map(standard_error));
         Box::new(move |failure| {
             // Nobody is left to be told when this fails.
             let _ = stream.is_some_and(|stream| tell(&stream, failure));
@@ -61,8 +60,8 @@ pub fn identity_of(stream: impl AsFd) -> Option<(u64, u64)> {
 }
 
 /// This stream, if it is still the standard error of a process of a container.
-pub fn standard_error_in(mount_namespace: u64, identity: (u64, u64)) -> Option<File> {
-    let streams = processes_in(mount_namespace).into_iter().filter_map(standard_error);
+pub fn standard_error_in(container: &ContainerProcesses, identity: (u64, u64)) -> Option<File> {
+    let streams = container.list().into_iter().filter_map(standard_error);
     streams.into_iter().find(|stream| identity_of(stream) == Some(identity))
 }
 

@@ -6,8 +6,8 @@
 //! none of the program's streams open before it needs them, because others wait for their end.
 
 use std::fs::File;
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use mizzen_core::failure::quote;
 use mizzen_squashfs::{self as squashfs, Image};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, read, write};
 
@@ -32,26 +32,26 @@ const LIMIT: usize = 4096;
 
 /// What the watchers of a container's servers have in common.
 pub struct Watch {
-    /// Here lies the number of the container's mount namespace, once it is made. Who takes it has the right to report and
+    /// Here lies a message with the container's user namespace, once it is made. Who takes it has the right to report and
     /// to end the container: one watcher, once.
-    claim: PipeReader,
-    announce: PipeWriter,
+    claim: OwnedFd,
+    announce: OwnedFd,
     reporter: Box<dyn Reporter>,
 }
 
 impl Watch {
     /// For a container that is yet to be made.
     pub fn new(reporter: Box<dyn Reporter>) -> Result<Watch, Failure> {
-        let failed = |error: io::Error| Failure::caused_by("cannot watch the file servers", error);
-        let (claim, announce) = io::pipe().map_err(failed)?;
-        rustix::io::ioctl_fionbio(&claim, true).map_err(|errno| failed(errno.into()))?;
+        let (claim, announce) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+                .map_err(|errno| Failure::caused_by("cannot watch the file servers", errno))?;
         Ok(Watch { claim, announce, reporter })
     }
 
     /// The container is made: until now its maker has told of every failure, from now on the watchers do.
-    pub fn begin(mut self, mount_namespace: Option<u64>) {
-        // A pipe whose reader is here has room for this.
-        let _ = mount_namespace.map(|number| self.announce.write_all(&number.to_ne_bytes()));
+    pub fn begin(self, user_namespace: BorrowedFd) -> Result<(), Failure> {
+        sys::send_descriptors(&self.announce, &[1], &[user_namespace.as_raw_fd()])
+            .map_err(|errno| Failure::caused_by("cannot tell the watchers of the file servers", errno))
     }
 
     /// What a watcher needs open.
@@ -62,14 +62,14 @@ impl Watch {
     }
 
     /// Takes the right to report and to end the container, if that is there, and nobody else has it.
-    fn claim(&self) -> Option<u64> {
-        let mut number = [0; 8];
-        (&self.claim).read_exact(&mut number).ok()?;
-        Some(u64::from_ne_bytes(number))
+    fn claim(&self) -> Option<ContainerProcesses> {
+        let message = sys::receive_descriptors(&self.claim, &mut [0], MsgFlags::MSG_DONTWAIT);
+        let (_, mut received) = message.ok()?;
+        ContainerProcesses::of(received.pop()?).ok()
     }
 
     /// The same, but waits until the container is there, or its maker has failed.
-    fn claim_when_ready(&self) -> Option<u64> {
+    fn claim_when_ready(&self) -> Option<ContainerProcesses> {
         wait_for(self.claim.as_fd(), PollFlags::POLLIN, PollTimeout::NONE);
         self.claim()
     }
@@ -151,18 +151,18 @@ impl Watched<'_> {
         while let Ok(length @ 1..) = read(&self.server.0, &mut buffer) {
             match (buffer[0], &buffer[1..length]) {
                 (kind @ (DAMAGED | UNREADABLE), text) => {
-                    let mut members = watch.claim().map(|container| {
-                        let mut members = ContainerProcesses::stop(container);
+                    let container = watch.claim();
+                    if let Some(container) = &container {
+                        container.stop();
                         let failure = self.damage(kind, text, made != self.version());
                         watch.reporter.hold(container)(&failure);
                         watch.reporter.cancel();
                         // Those who wait for the server's answer cannot end before they have it.
-                        members.kill_once();
-                        members
-                    });
-                    let _ = write(&self.server.0, &[u8::from(members.is_some())]);
-                    if let Some(members) = &mut members {
-                        members.kill();
+                        container.kill_once();
+                    }
+                    let _ = write(&self.server.0, &[u8::from(container.is_some())]);
+                    if let Some(container) = container {
+                        container.kill();
                     }
                 }
                 (ENDED, _) => {
@@ -179,16 +179,15 @@ impl Watched<'_> {
     fn after_death(&self, pid: Pid, watch: &Watch, last_words: Option<String>) {
         // Its maker has told the user if the container was not ready; another watcher, if it came first.
         let Some(container) = watch.claim_when_ready() else { return };
-        // At once: what has this number later may be another container.
-        let mut members = ContainerProcesses::stop(container);
-        let tell = watch.reporter.hold(container);
+        container.stop();
+        let tell = watch.reporter.hold(&container);
         let status = waitpid(pid, None);
         if matches!(status, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))) {
             std::thread::sleep(KILLED_TOGETHER);
         }
         tell(&self.death(status.ok(), last_words));
         watch.reporter.cancel();
-        members.kill();
+        container.kill();
     }
 
     /// What changes when somebody writes to the image.

@@ -25,11 +25,9 @@
 //! | `command` | outside: the helper's child that looks after one real command |
 //! | `wire`    | what they say to each other                                   |
 //! | `inside`  | the environment on its way out, and in again on any node      |
-//! | `conf`    | outside: slurm.conf                                           |
 
 pub mod caller_context;
 mod command;
-pub mod conf;
 mod host;
 pub mod shim;
 mod wire;

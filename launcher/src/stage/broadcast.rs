@@ -29,7 +29,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::geteuid;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, fstat, openat, statat, unlinkat};
 use serde::{Deserialize, Serialize};
 
 use super::cache::{self, Cache, describe};
@@ -42,6 +42,7 @@ use super::{
     open_as_user, progress, wanted, with_retries,
 };
 use crate::image::{Kind, Opened, shown};
+use crate::mountinfo::open_on_same_mount;
 use crate::progress::Progress;
 use crate::sys;
 
@@ -404,15 +405,17 @@ pub fn sweep(cache: &Cache) {
         }
     }
     let (Some(directory), prefix) = (cache.path.parent(), prefix()) else { return };
+    let Ok(all) = File::open(directory) else { return };
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if !name.as_encoded_bytes().starts_with(prefix.as_bytes()) {
             continue;
         }
-        let path = directory.join(&name);
-        let Ok(stat) = statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        // Everybody can make such names.
+        let stat = open_on_same_mount(all.as_fd(), &name).and_then(|found| Ok(fstat(found)?));
+        let Ok(stat) = stat else { continue };
         if stat.st_uid == geteuid().as_raw() && is_older(stat.st_mtime, ABANDONED) {
-            let _ = unlinkat(CWD, &path, AtFlags::empty());
+            let _ = unlinkat(&all, &name, AtFlags::empty());
         }
     }
 }

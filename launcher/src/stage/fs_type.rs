@@ -1,9 +1,10 @@
 //! Whether a file lies on a network file system. Runs as the user on the host.
 
-use std::fs;
 use std::os::fd::AsFd;
 
 use rustix::fs::{fstat, fstatfs, major, minor};
+
+use crate::mountinfo;
 
 /// What statfs says of file systems that many nodes share.
 const NETWORK_MAGIC: [u32; 21] = [
@@ -96,28 +97,13 @@ fn matches(listed: &str, name: &str) -> bool {
 /// The type of the file system as mountinfo names it.
 fn type_of(file: impl AsFd) -> Option<String> {
     let device = fstat(file).ok()?.st_dev;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    type_in(&mounts, &format!("{}:{}", major(device), minor(device))).map(str::to_owned)
-}
-
-/// `36 35 98:0 /root /place options [optional fields] - type source options`
-fn type_in<'a>(mounts: &'a str, device: &str) -> Option<&'a str> {
-    let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(device))?;
-    line.split_once(" - ")?.1.split(' ').next()
+    let device = format!("{}:{}", major(device), minor(device));
+    mountinfo::read().ok()?.into_iter().find(|line| line.device == device).map(|line| line.fs_type)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn types_are_found_by_device() {
-        let mounts = "36 35 98:0 / / rw - ext4 /dev/sda rw\n\
-                      40 36 0:51 / /shared rw,nosuid shared:7 master:1 - fuse.bindfs /x rw,user_id=0\n";
-        assert_eq!(type_in(mounts, "0:51"), Some("fuse.bindfs"));
-        assert_eq!(type_in(mounts, "98:0"), Some("ext4"));
-        assert_eq!(type_in(mounts, "0:5"), None);
-    }
 
     #[test]
     fn a_listed_type_has_subtypes() {
@@ -127,7 +113,7 @@ mod tests {
 
     #[test]
     fn the_sites_list_counts() {
-        let file = fs::File::open("/proc/self/status").unwrap();
+        let file = std::fs::File::open("/proc/self/status").unwrap();
         assert!(!is_network(&file, &[]));
         assert!(is_network(&file, &["nothing".to_owned(), "proc".to_owned()]));
     }

@@ -1,15 +1,17 @@
 //! The user's own directory among those of all users, where everybody can make names. Runs as the user on the host.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::failure::cause;
 use nix::unistd::geteuid;
-use rustix::fs::{CWD, Mode, OFlags, chmod, fstat, mkdirat, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, chmod, fstat, mkdirat, openat};
 use rustix::io::Errno;
 
 use super::cache::describe;
 use crate::image::shown;
+use crate::mountinfo::open_on_same_mount;
 
 /// As many names are tried before the image is used where it is.
 const NAMES: u32 = 16;
@@ -17,21 +19,23 @@ const NAMES: u32 = 16;
 /// Opens the user's directory, and makes it: the first that is there of the names that it may have, else under the first
 /// that nobody has taken.
 pub fn open(directory: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let all = openat(CWD, directory, flags, Mode::empty())
+        .map_err(|errno| Failure::new(format!("{}: {}", shown(directory), describe(errno))))?;
     let name = format!("mizzen-{}", geteuid());
     let further = (1..NAMES).map(|number| format!("{name}.{number}"));
-    let paths: Vec<PathBuf> =
-        std::iter::once(name.clone()).chain(further).map(|name| directory.join(name)).collect();
+    let names: Vec<String> = std::iter::once(name.clone()).chain(further).collect();
     let mut taken = None;
     for make in [false, true] {
-        for path in &paths {
-            match open_own(path, make)? {
-                Own::Opened(dir) => return Ok((dir, path.clone())),
+        for name in &names {
+            match open_own(&all, directory, name, make)? {
+                Own::Opened(dir) => return Ok((dir, directory.join(name))),
                 Own::Missing => {}
                 Own::Taken(failure) => taken = taken.or(Some(failure)),
             }
         }
     }
-    Err(taken.unwrap_or_else(|| Failure::new(format!("{}: cannot be made", shown(&paths[0])))))
+    Err(taken.unwrap_or_else(|| Failure::new(format!("{}: cannot be made", shown(&directory.join(name))))))
 }
 
 /// What there is under a name that a user's directory may have.
@@ -44,24 +48,31 @@ enum Own {
     Taken(Failure),
 }
 
-/// Looks at a name in a directory that is everybody's, and follows nothing. Only what is wrong with the user's own
-/// directory is a failure.
-fn open_own(path: &Path, make: bool) -> Result<Own, Failure> {
+/// Looks at a name in a directory that is everybody's, follows nothing, and asks nothing of what is mounted there. Only what
+/// is wrong with the user's own directory is a failure.
+fn open_own(all: &OwnedFd, directory: &Path, name: &str, make: bool) -> Result<Own, Failure> {
+    let path = &directory.join(name);
     let failed = |what: String| Failure::new(format!("{}: {what}", shown(path)));
     if make {
-        match mkdirat(CWD, path, Mode::RWXU) {
+        match mkdirat(all, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed(format!("cannot make the directory: {}", describe(errno)))),
         }
     }
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = match openat(CWD, path, flags, Mode::empty()) {
+    let found = match open_on_same_mount(all.as_fd(), name.as_ref()) {
         Ok(found) => found,
-        Err(Errno::NOENT) => return Ok(Own::Missing),
-        Err(Errno::LOOP | Errno::NOTDIR) => return Ok(Own::Taken(failed("is not a directory".to_owned()))),
-        Err(errno) => return Err(failed(format!("cannot open it: {}", describe(errno)))),
+        Err(error) => {
+            return match error.raw_os_error() {
+                Some(libc::ENOENT) => Ok(Own::Missing),
+                Some(libc::EXDEV) => Ok(Own::Taken(failed("something is mounted there".to_owned()))),
+                _ => Err(failed(format!("cannot open it: {}", cause(&error)))),
+            };
+        }
     };
     let stat = fstat(&found).map_err(|errno| failed(describe(errno)))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return Ok(Own::Taken(failed("is not a directory".to_owned())));
+    }
     if stat.st_uid != geteuid().as_raw() {
         return Ok(Own::Taken(failed(format!("belongs to uid {}, not to you", stat.st_uid))));
     }

@@ -23,6 +23,7 @@ use super::obtain::damage;
 use super::progress_sink::ProgressSink;
 use super::source::{Identity, Original};
 use crate::image::{Kind, Opened, identify_opened, shown};
+use crate::mountinfo::{self, MountLine};
 use crate::sys;
 
 /// File systems of the kernel's own, whose files have no content that would stay.
@@ -156,51 +157,36 @@ fn descriptor_path(fd: &impl AsRawFd) -> String {
 /// chooses all of it: that is no mount to know a file by.
 fn mount_of(file: &File) -> Result<String, String> {
     let mount = check_mount(&mount_line(file)?)?;
-    let boot = read("/proc/sys/kernel/random/boot_id")?;
-    Ok(format!("{} {mount}", boot.trim()))
+    let boot = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(boot).map_err(|error| format!("{boot}: {}", cause(&error)))?;
+    Ok(format!("{} {mount}", text.trim()))
 }
 
-fn read(path: &str) -> Result<String, String> {
-    // Names of mount points are bytes, and users may choose them.
-    let text = fs::read(path).map_err(|error| format!("{path}: {}", cause(&error)))?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
-}
-
-/// The line of /proc/self/mountinfo for the mount that a file lies on.
-fn mount_line(file: &File) -> Result<String, String> {
-    let info = read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
-    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map_or("", str::trim);
-    find_mount(id, &read("/proc/self/mountinfo")?)
-}
-
-fn find_mount(id: &str, mounts: &str) -> Result<String, String> {
-    let line = mounts.lines().find(|line| line.split(' ').next() == Some(id) && !id.is_empty());
-    line.map(str::to_owned).ok_or_else(|| "it does not lie on a mount of the node".to_owned())
-}
-
-/// Type, source and options: `36 35 98:0 /root /place options [optional fields] - type source super-options`.
-fn parts_of(mount: &str) -> [&str; 3] {
-    let mut rest = mount.split_once(" - ").map_or("", |(_, rest)| rest).split(' ');
-    [(); 3].map(|()| rest.next().unwrap_or_default())
+/// The mount that a file lies on.
+fn mount_line(file: &File) -> Result<MountLine, String> {
+    let found = mountinfo::mount_id(file)
+        .and_then(|id| Ok(mountinfo::read()?.into_iter().find(|line| line.id == id)))
+        .map_err(|error| format!("/proc: {}", cause(&error)))?;
+    found.ok_or_else(|| "it does not lie on a mount of the node".to_owned())
 }
 
 /// Why a file is not read for all users.
 const SERVED: &str = "it lies on a file system that a user serves";
 
-fn is_served_by_user(mount: &str) -> bool {
-    let [kind, _, options] = parts_of(mount);
-    kind.starts_with("fuse") && !options.split(',').any(|option| option == "user_id=0")
+fn is_served_by_user(mount: &MountLine) -> bool {
+    let by_root = mount.super_options.split(',').any(|option| option == "user_id=0");
+    mount.fs_type.starts_with("fuse") && !by_root
 }
 
-fn check_mount(mount: &str) -> Result<String, String> {
-    let [kind, source, _] = parts_of(mount);
-    if PSEUDO.split(' ').any(|pseudo| pseudo == kind) {
-        return Err(format!("it lies on {kind}"));
+fn check_mount(mount: &MountLine) -> Result<String, String> {
+    let MountLine { fs_type, source, .. } = mount;
+    if PSEUDO.split(' ').any(|pseudo| pseudo == fs_type) {
+        return Err(format!("it lies on {fs_type}"));
     }
     if is_served_by_user(mount) {
         return Err(SERVED.to_owned());
     }
-    Ok(format!("{kind} {source} "))
+    Ok(format!("{fs_type} {source} "))
 }
 
 /// To open what a link leads to is not advised: the link may be another's.
@@ -306,12 +292,11 @@ mod tests {
                       40 36 0:51 / /a rw shared:7 - fuse.bindfs /x rw,user_id=0,group_id=0\n\
                       41 36 0:52 / /b rw - fuse.sshfs /x rw,user_id=1000,group_id=0\n\
                       42 36 0:53 / /proc rw - proc proc rw\n";
-        let check_mount = |id| find_mount(id, mounts).and_then(|mount| check_mount(&mount));
+        let mounts = mountinfo::parse(mounts.as_bytes());
+        let check_mount = |id| check_mount(mounts.iter().find(|line| line.id == id).unwrap());
         assert_eq!(check_mount("36"), Ok("ext4 /dev/sda ".to_owned()));
         assert_eq!(check_mount("40"), Ok("fuse.bindfs /x ".to_owned()));
-        for (id, why) in
-            [("41", "that a user serves"), ("42", "lies on proc"), ("4", "on a mount"), ("", "on a mount")]
-        {
+        for (id, why) in [("41", "that a user serves"), ("42", "lies on proc")] {
             assert!(check_mount(id).unwrap_err().contains(why), "{id}");
         }
     }

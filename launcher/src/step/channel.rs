@@ -84,6 +84,7 @@ impl StepChannel {
             .map_err(|error| failed("write down what the other tasks need", error))?;
         let mut fds =
             vec![namespaces.user.as_raw_fd(), namespaces.mounts.as_raw_fd(), facts_file.as_raw_fd()];
+        fds.extend(namespaces.uts.as_ref().map(AsRawFd::as_raw_fd));
         // Nobody needs it; in the message it stays open until all tasks have entered.
         fds.extend(namespaces.changes_guard.as_ref().map(AsRawFd::as_raw_fd));
         self.send_message(&Outcome::Ready, &fds).map_err(|errno| failed("tell the other tasks", errno.into()))
@@ -153,20 +154,22 @@ impl StepChannel {
     }
 }
 
-fn read_message(mut fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
-    fds.truncate(3);
-    let Ok([user, mounts, facts_file]) = <[OwnedFd; 3]>::try_from(fds) else {
-        // The kernel leaves out what exceeds the limit on open files, and says nothing.
-        return Err(Failure::caused_by("cannot take over the container's namespaces", Errno::EMFILE));
+fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
+    // The kernel leaves out what exceeds the limit on open files, and says nothing.
+    let incomplete = || Failure::caused_by("cannot take over the container's namespaces", Errno::EMFILE);
+    let mut fds = fds.into_iter();
+    let (Some(user), Some(mounts), Some(facts_file)) = (fds.next(), fds.next(), fds.next()) else {
+        return Err(incomplete());
     };
     let facts_file = File::from(facts_file);
     // All tasks share the file, and so its position: read at an offset of our own.
     let length = facts_file.metadata().map_or(0, |found| found.len());
     let mut text = vec![0; usize::try_from(length).unwrap_or(0)];
     let facts = facts_file.read_exact_at(&mut text, 0).and_then(|()| Ok(serde_json::from_slice(&text)?));
-    let facts =
+    let facts: Facts =
         facts.map_err(|error| Failure::new(format!("cannot read what the first task says: {error}")))?;
-    Ok((Namespaces { user, mounts, changes_guard: None }, facts))
+    let uts = facts.hostname.as_ref().map(|_| fds.next().ok_or_else(incomplete)).transpose()?;
+    Ok((Namespaces { user, mounts, uts, changes_guard: None }, facts))
 }
 
 /// Whether the process with this number lives and has the same parent, slurmstepd. Any other process that has the

@@ -7,7 +7,7 @@ use mizzen_core::handover::OtherNodes;
 use mizzen_core::{Failure, Handover, StepReport, cancel};
 
 use super::channel::StepChannel;
-use crate::sandbox::{Reporter, identity_of, standard_error_in, tell};
+use crate::sandbox::{ContainerProcesses, Reporter, identity_of, standard_error_in, tell};
 
 /// How slurmstepd is told.
 pub struct StepReporter {
@@ -33,10 +33,10 @@ impl Reporter for StepReporter {
         vec![std::os::fd::AsFd::as_fd(&self.report)]
     }
 
-    fn hold(&self, mount_namespace: u64) -> Box<dyn FnOnce(&Failure) + '_> {
+    fn hold(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_> {
         // When the step is ended on other nodes, srun may have ended before slurmstepd has seen a task end here.
         let stream = self.standard_error.filter(|_| self.other_nodes.is_some());
-        let stream = stream.and_then(|stream| standard_error_in(mount_namespace, stream));
+        let stream = stream.and_then(|stream| standard_error_in(container, stream));
         Box::new(move |failure| {
             let failure = failure.clone().about(&self.node);
             let told = stream.is_some_and(|stream| tell(&stream, &failure));

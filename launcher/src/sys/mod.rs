@@ -252,6 +252,18 @@ pub fn pidfd_of(pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
+/// The user namespace in which another one was made. EPERM if that is not below our own.
+pub fn parent_namespace(namespace: BorrowedFd) -> io::Result<OwnedFd> {
+    const NS_GET_PARENT: libc::Ioctl = 0xb702;
+    // SAFETY: takes a descriptor and a number; the result is checked.
+    let fd = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns. The kernel has set close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Waits for the end of a process that need not be a child. Before Linux 5.3 it looks from time to time.
 pub fn wait_for_end(pid: i32) {
     match pidfd_of(pid) {

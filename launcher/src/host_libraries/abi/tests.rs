@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::elf::Library;
 use crate::host_libraries::discover::FoundSet;
-use crate::host_libraries::elf::Library;
 use crate::host_libraries::rules::Set;
 use crate::image::DirectoryTree;
 use crate::image::testing::Scratch;

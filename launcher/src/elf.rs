@@ -5,7 +5,10 @@
 //! believed: every offset is checked, every size has a limit.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use crate::image::ReadAt;
 use crate::image::architecture::{Architecture, host_architecture};
@@ -44,6 +47,7 @@ const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
+const PT_INTERP: u32 = 3;
 
 const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
@@ -108,6 +112,21 @@ impl Library {
         }
         Ok(Some(library))
     }
+}
+
+/// The dynamic linker that a 64-bit little-endian program names in its first bytes.
+pub fn dynamic_linker(head: &[u8]) -> Option<PathBuf> {
+    if !head.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let (table, size) = (usize::try_from(u64_at(head, 32)?).ok()?, usize::from(u16_at(head, 54)?));
+    let count = usize::from(u16_at(head, 56)?).min(PROGRAM_HEADERS);
+    let mut headers = (0..count).filter_map(|index| table.checked_add(index.checked_mul(size)?));
+    let header = headers.find(|at| u32_at(head, *at) == Some(PT_INTERP))?;
+    let number = |at: usize| usize::try_from(u64_at(head, header.checked_add(at)?)?).ok();
+    let (offset, length) = (number(8)?, number(32)?);
+    let name = head.get(offset..offset.checked_add(length)?)?.split(|byte| *byte == 0).next()?;
+    Some(PathBuf::from(OsStr::from_bytes(name)))
 }
 
 /// Where the parts of the file lie when it is loaded.
@@ -338,6 +357,23 @@ mod tests {
             }
             bytes.truncate(bytes.len() - random.next(4) * random.next(500_000));
             let _ = read(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_dynamic_linker_is_found_and_nonsense_is_not() {
+        let program = std::fs::read("/proc/self/exe").unwrap();
+        let linker = dynamic_linker(&program[..4096]).unwrap();
+        assert!(linker.is_absolute() && linker.exists(), "{linker:?}");
+        assert_eq!(dynamic_linker(b"#!/bin/sh"), None);
+        for length in 0..512 {
+            dynamic_linker(&program[..length]);
+        }
+        let mut broken = program[..4096].to_vec();
+        for at in 0..512 {
+            broken[at] ^= 0xff;
+            dynamic_linker(&broken);
+            broken[at] ^= 0xff;
         }
     }
 }
