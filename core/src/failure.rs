@@ -7,16 +7,47 @@ use crate::limits;
 /// One failure, one report: it is returned up to whoever talks to the user, and printed there once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The object, the operation and the cause, in one line.
+    /// The object, the operation and the cause, in one line: the causes, joined.
     pub message: String,
     /// What to do, where we know it.
     pub hint: Option<String>,
+    /// What the exit code tells.
+    pub kind: FailureKind,
+    /// What led to it, from the outermost to the innermost.
+    pub causes: Vec<String>,
+}
+
+/// What the exit code of a start that has failed tells, as with docker, podman and env.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FailureKind {
+    /// There is no container.
+    #[default]
+    CannotStart,
+    /// The program in it cannot be executed.
+    NotExecutable,
+    /// It has no such program.
+    NotFound,
+}
+
+impl FailureKind {
+    const ALL: [FailureKind; 3] =
+        [FailureKind::CannotStart, FailureKind::NotExecutable, FailureKind::NotFound];
+
+    /// The exit code.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            FailureKind::CannotStart => 125,
+            FailureKind::NotExecutable => 126,
+            FailureKind::NotFound => 127,
+        }
+    }
 }
 
 impl Failure {
     /// A failure without a hint.
     pub fn new(message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: None }
+        let message = message.into();
+        Failure { causes: vec![message.clone()], message, hint: None, kind: FailureKind::default() }
     }
 
     /// A failure of a call to the kernel: what could not be done, the kernel's word for the reason, and what to do
@@ -24,12 +55,15 @@ impl Failure {
     pub fn caused_by(what: impl fmt::Display, error: impl Into<std::io::Error>) -> Failure {
         let error = error.into();
         let hint = error.raw_os_error().and_then(limits::hint);
-        Failure { message: format!("{what}: {}", cause(&error)), hint }
+        Failure { hint, ..Failure::new(cause(&error)).about(what) }
     }
 
     /// Says in front what it is about.
-    pub fn about(self, what: impl fmt::Display) -> Failure {
-        Failure { message: format!("{what}: {}", self.message), ..self }
+    pub fn about(mut self, what: impl fmt::Display) -> Failure {
+        let what = what.to_string();
+        self.message = format!("{what}: {}", self.message);
+        self.causes.insert(0, what);
+        self
     }
 
     /// Adds what to do about it.
@@ -41,6 +75,33 @@ impl Failure {
     /// Adds what to do about it, unless something better is known.
     pub fn or_hint(self, hint: impl Into<String>) -> Failure {
         if self.hint.is_some() { self } else { self.hint(hint) }
+    }
+
+    /// Says what the exit code is to tell.
+    pub fn of_kind(self, kind: FailureKind) -> Failure {
+        Failure { kind, ..self }
+    }
+
+    /// Text for every border that a failure crosses, between processes and privileges: [`Failure::decode`] reads it.
+    pub fn encode(&self) -> String {
+        let line = |text: &str| text.replace('\n', " ");
+        let mut lines =
+            vec![self.kind.exit_code().to_string(), line(self.hint.as_deref().unwrap_or_default())];
+        lines.extend(self.causes.iter().map(|cause| line(cause)));
+        lines.join("\n")
+    }
+
+    /// Reads what may be anybody's text, also where its end is missing. No part is longer than `limit`.
+    pub fn decode(text: &[u8], limit: usize) -> Failure {
+        let mut lines = text.split(|byte| *byte == b'\n').map(|line| quote_up_to(line, limit));
+        let code = lines.next().unwrap_or_default();
+        let kind = FailureKind::ALL
+            .into_iter()
+            .find(|kind| kind.exit_code().to_string() == code)
+            .unwrap_or_default();
+        let hint = lines.next().filter(|hint| !hint.is_empty());
+        let causes: Vec<String> = lines.collect();
+        Failure { message: quote_up_to(causes.join(": ").as_bytes(), limit), hint, kind, causes }
     }
 }
 
@@ -127,6 +188,29 @@ mod tests {
             let error = std::io::Error::from_raw_os_error(number);
             assert_eq!(format!("{} (os error {number})", cause(&error)), error.to_string());
         }
+    }
+
+    #[test]
+    fn a_failure_survives_its_text() {
+        let plain = Failure::new("no such image");
+        let whole = plain
+            .clone()
+            .about("--container")
+            .about("node1")
+            .hint("try another")
+            .of_kind(FailureKind::NotFound);
+        assert_eq!(whole.message, "node1: --container: no such image");
+        assert_eq!(whole.causes, ["node1", "--container", "no such image"]);
+        for failure in [plain, whole.clone()] {
+            assert_eq!(Failure::decode(failure.encode().as_bytes(), 4096), failure);
+        }
+        let text = whole.encode();
+        for length in 0..text.len() {
+            Failure::decode(&text.as_bytes()[..length], 4096);
+        }
+        let forged = Failure::decode(b"9\nhint\x1b\nno\nimage\xff", 4);
+        assert_eq!((forged.message.as_str(), forged.kind), ("no: …", FailureKind::CannotStart));
+        assert_eq!(forged.hint.as_deref(), Some("hint…"));
     }
 
     #[test]

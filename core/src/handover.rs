@@ -67,7 +67,7 @@ pub enum Role {
     },
 }
 
-/// The user as the node's name services know him.
+/// The user as the node's name services know them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accounts {
     /// The login name.
@@ -183,7 +183,7 @@ pub enum Outcome {
     /// The container is there.
     Ready,
     /// It is not, and why.
-    Failed(String),
+    Failed(Failure),
 }
 
 impl Outcome {
@@ -191,7 +191,9 @@ impl Outcome {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Outcome::Ready => b"+".to_vec(),
-            Outcome::Failed(why) => b"-".iter().copied().chain(why.bytes()).take(OUTCOME_LIMIT).collect(),
+            Outcome::Failed(why) => {
+                b"-".iter().copied().chain(why.encode().bytes()).take(OUTCOME_LIMIT).collect()
+            }
         }
     }
 
@@ -199,8 +201,8 @@ impl Outcome {
     pub fn decode(bytes: &[u8]) -> Outcome {
         match bytes.split_first() {
             Some((b'+', _)) => Outcome::Ready,
-            Some((_, why)) => Outcome::Failed(quote(why)),
-            None => Outcome::Failed(String::new()),
+            Some((_, why)) => Outcome::Failed(Failure::decode(why, OUTCOME_LIMIT)),
+            None => Outcome::Failed(Failure::decode(b"", OUTCOME_LIMIT)),
         }
     }
 }
@@ -238,12 +240,17 @@ mod tests {
 
     #[test]
     fn an_outcome_survives_its_message_and_is_harmless() {
-        for outcome in [Outcome::Ready, Outcome::Failed("no such image".to_owned())] {
+        let failure = Failure::new("no such image").about("node1").hint("try another");
+        for outcome in [Outcome::Ready, Outcome::Failed(failure)] {
             assert_eq!(Outcome::decode(&outcome.encode()), outcome);
         }
-        assert_eq!(Outcome::decode(b""), Outcome::Failed(String::new()));
-        assert_eq!(Outcome::decode(b"-a\x1b\n"), Outcome::Failed("a\\u{1b}\\n".to_owned()));
-        assert_eq!(Outcome::Failed("x".repeat(9000)).encode().len(), OUTCOME_LIMIT);
+        let message = |bytes: &[u8]| match Outcome::decode(bytes) {
+            Outcome::Failed(why) => why.message,
+            Outcome::Ready => String::new(),
+        };
+        assert_eq!(message(b""), "");
+        assert_eq!(message(b"-125\n\na\x1b"), "a\\u{1b}");
+        assert_eq!(Outcome::Failed(Failure::new("x".repeat(9000))).encode().len(), OUTCOME_LIMIT);
     }
 
     #[test]

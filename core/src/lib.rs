@@ -1,7 +1,9 @@
-//! What the plugin and the launcher share. Everything here is plain computation on the caller's data, plus
-//! reading the configuration file and a few of the kernel's settings and limits; it runs in srun as the user, in slurmstepd as
-//! root, and in the launcher.
+//! What the plugin and the launcher share: settings, request, configuration, failures and what they hand to each other. Most of
+//! it is plain computation on the caller's data. Some of it reads: mizzen.toml, slurm.conf, the kernel's settings and limits;
+//! `cancel` runs scancel and waits. It runs in srun as the user, in slurmstepd as root, and in the launcher.
 #![forbid(unsafe_code)]
+
+use std::os::unix::ffi::OsStrExt;
 
 pub mod cancel;
 pub mod config;
@@ -35,8 +37,15 @@ pub use slurm_conf::SlurmConf;
 pub use step_report::StepReport;
 pub use variables::Variables;
 
-/// The node's name, as Slurm's users know it.
+/// The node's name in all messages: Slurm's own where Slurm has started this process, else the host name.
 pub fn node_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    failure::quote(name.trim().split('.').next().unwrap_or_default().as_bytes())
+    node_name_from(std::env::var_os("SLURMD_NODENAME").as_deref().map(OsStrExt::as_bytes))
+}
+
+/// The same where Slurm's name for it comes from elsewhere than the environment.
+pub fn node_name_from(slurms: Option<&[u8]>) -> String {
+    let name = slurms.filter(|name| !name.is_empty()).map(<[u8]>::to_vec);
+    let own = || std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.unwrap_or_else(own);
+    failure::quote(name.trim_ascii().split(|byte| *byte == b'.').next().unwrap_or_default())
 }

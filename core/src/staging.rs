@@ -12,33 +12,21 @@ pub const BROADCAST_VARIABLE: &str = "SLURM_MIZZEN_BROADCAST";
 /// The name under which srun starts the launcher to send an image to the nodes of a step.
 pub const BROADCASTER: &str = "mizzen-broadcast";
 
-/// A failure on its way from the launcher to srun, whose message it becomes.
-pub fn encode_failure(failure: &Failure) -> String {
-    let hint = failure.hint.as_deref().unwrap_or_default();
-    format!("{}\n{hint}", failure.message)
-}
-
-/// Reads it back.
-pub fn decode_failure(text: &str) -> Failure {
-    match text.split_once('\n') {
-        Some((message, hint)) if !hint.is_empty() => Failure::new(message).hint(hint),
-        Some((message, _)) => Failure::new(message),
-        None => Failure::new(text),
-    }
-}
+/// No part of a failure on its way between srun, the launcher and the nodes is longer.
+pub const FAILURE_LIMIT: usize = 4096;
 
 /// Begins the variable where srun has found that there can be no container; what it tells otherwise is a list.
 const REFUSAL: &str = "!";
 
 /// The failure on its way from srun to the nodes, whose message it becomes.
 pub fn encode_refusal(failure: &Failure) -> String {
-    format!("{REFUSAL}{}", encode_failure(failure))
+    format!("{REFUSAL}{}", failure.encode())
 }
 
 /// Reads it back, if it is one.
 pub fn decode_refusal(variable: &[u8]) -> Option<Failure> {
     let text = variable.strip_prefix(REFUSAL.as_bytes())?;
-    Some(decode_failure(&String::from_utf8_lossy(text)))
+    Some(Failure::decode(text, FAILURE_LIMIT))
 }
 
 /// When an image is copied to the node before it is used.

@@ -80,21 +80,13 @@ impl StepReport {
         if self.read(FAILURE_AT).is_some() {
             return Ok(());
         }
-        let hint = failure.hint.as_deref().unwrap_or_default();
-        let text = format!("{}\n{hint}", failure.message);
-        self.write(FAILURE_AT, if told { TOLD } else { UNTOLD }, &text)
+        self.write(FAILURE_AT, if told { TOLD } else { UNTOLD }, &failure.encode())
     }
 
     /// Why the step has failed.
     pub fn failure(&self) -> Option<FailedStep> {
         let (mark, text) = self.read(FAILURE_AT)?;
-        let (message, hint) = match text.iter().position(|byte| *byte == b'\n') {
-            Some(end) => (&text[..end], &text[end + 1..]),
-            None => (&text[..], &[][..]),
-        };
-        let failure = Failure::new(quote(message));
-        let failure = if hint.is_empty() { failure } else { failure.hint(quote(hint)) };
-        Some(FailedStep { failure, told: mark != UNTOLD })
+        Some(FailedStep { failure: Failure::decode(&text, LOGGED), told: mark != UNTOLD })
     }
 
     fn write(&self, at: u64, mark: u8, text: &str) -> io::Result<()> {

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::failure::FailureKind;
 use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
@@ -28,7 +29,7 @@ pub fn run_process() -> ExitCode {
     }
     if let Err(failure) = raised_limits::raise_stack() {
         report(&failure);
-        return ExitCode::from(125);
+        return ExitCode::from(failure.kind.exit_code());
     }
     trace::init();
     work(Path::new(&called), words)
@@ -92,15 +93,15 @@ fn told_by_clap(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     // A wrong `mizzen run` must not look like a program that exits with 2.
     let run = std::env::args_os().nth(1).is_some_and(|command| command == "run");
-    ExitCode::from(if run { 125 } else { 2 })
+    ExitCode::from(if run { FailureKind::CannotStart.exit_code() } else { 2 })
 }
 
 fn run(container: cli::ContainerArgs) -> ExitCode {
-    match container.into_options().map_err(Into::into).and_then(|options| pipeline::run(&options)) {
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(125)),
-        Err(unstartable) => {
-            report(&unstartable.failure);
-            ExitCode::from(unstartable.code)
+    match container.into_options().and_then(|options| pipeline::run(&options)) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(FailureKind::CannotStart.exit_code())),
+        Err(failure) => {
+            report(&failure);
+            ExitCode::from(failure.kind.exit_code())
         }
     }
 }

@@ -116,7 +116,7 @@ fn in_own_process(attempt: fn() -> Result<String, Failure>) -> Result<String, Fa
 fn send(result: Result<String, Failure>, mut pipe: &PipeWriter) -> i32 {
     let text = match result {
         Ok(detail) => format!("+{detail}"),
-        Err(Failure { message, hint }) => format!("-{message}\n{}", hint.unwrap_or_default()),
+        Err(failure) => format!("-{}", failure.encode()),
     };
     i32::from(pipe.write_all(text.as_bytes()).is_err())
 }
@@ -127,10 +127,8 @@ fn receive(pipe: &mut PipeReader) -> std::io::Result<Result<String, Failure>> {
     if let Some(detail) = text.strip_prefix('+') {
         return Ok(Ok(detail.to_owned()));
     }
-    let (message, hint) =
-        text.strip_prefix('-').and_then(|rest| rest.split_once('\n')).unwrap_or(("crashed", ""));
-    let failure = Failure::new(message);
-    Ok(Err(if hint.is_empty() { failure } else { failure.hint(hint) }))
+    let failure = text.strip_prefix('-').map(|text| Failure::decode(text.as_bytes(), text.len()));
+    Ok(Err(failure.unwrap_or_else(|| Failure::new("crashed"))))
 }
 
 fn settings() -> Result<String, Failure> {
@@ -188,14 +186,14 @@ fn own_mounts() -> Result<&'static str, Failure> {
 
 fn try_mount(kind: &str, place: &str, options: &str, hint: &str) -> Result<(), Failure> {
     mount(Some("mizzen"), place, Some(kind), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(options))
-        .map_err(|errno| Failure::new(format!("cannot mount {kind}: {}", errno.desc())).hint(hint))
+        .map_err(|errno| Failure::new(format!("cannot mount {kind}: {}", cause(&errno.into()))).hint(hint))
 }
 
 fn openat2() -> Result<String, Failure> {
     let how = nix::fcntl::OpenHow::new().flags(nix::fcntl::OFlag::O_PATH);
     match nix::fcntl::openat2(nix::fcntl::AT_FDCWD, "/", how) {
         Ok(_) => Ok("there".to_owned()),
-        Err(errno) => Err(Failure::new(errno.desc()).hint("Linux 5.6 has it; mizzen does without")),
+        Err(errno) => Err(Failure::new(cause(&errno.into())).hint("Linux 5.6 has it; mizzen does without")),
     }
 }
 

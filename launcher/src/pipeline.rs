@@ -20,7 +20,7 @@ use std::sync::Arc;
 use mizzen_core::settings::Verbosity;
 use mizzen_core::{Failure, limits};
 use mizzen_squashfs as squashfs;
-use tracing::info_span;
+use tracing::{debug, info_span};
 
 use crate::host::Host;
 use crate::image::{self, Content, Loaded};
@@ -28,19 +28,17 @@ use crate::mount::MountKind;
 use crate::options::RunOptions;
 use crate::plan::{Identity, Plan};
 use crate::report::report_note;
-use crate::sandbox::{
-    self, Namespaces, Reporter, RootSource, Server, Sources, StderrReporter, Unstartable, Watch,
-};
+use crate::sandbox::{self, Namespaces, Reporter, RootSource, Server, Sources, StderrReporter, Watch};
 use crate::stage::{StagedImage, StagingOptions, stage};
 use crate::{host_libraries, raised_limits, trace};
 
 /// Runs a program in a container: becomes it, or returns why not.
-pub fn run(options: &RunOptions) -> Result<i32, Unstartable> {
+pub fn run(options: &RunOptions) -> Result<i32, Failure> {
     let reporter = Box::new(StderrReporter { program: std::process::id() });
     let Prepared { plan, sources } = prepare(options, &Host::detect(), reporter)?;
     plan.notes.iter().for_each(|note| report_note(note));
     if plan.unshare.pid {
-        return Ok(sandbox::run_as_child(&plan, sources)?);
+        return sandbox::run_as_child(&plan, sources);
     }
     build(&plan, sources, None)?;
     if options.settings.verbose() != Verbosity::Quiet {
@@ -87,7 +85,8 @@ pub fn summary(plan: &Plan) -> String {
 
 fn load(options: &RunOptions) -> Result<Loaded, Failure> {
     limits::check_memory()?;
-    let StagedImage { opened, digest, .. } = stage(&options.image, options.pin, &options.staging)?;
+    let StagedImage { opened, digest, provenance } = stage(&options.image, options.pin, &options.staging)?;
+    debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
     Loaded::new(opened, digest)
 }
 
@@ -117,6 +116,7 @@ fn decide(
     let host_libraries = host_libraries::decide(options, image.tree(), &metadata, host)?;
     let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries)
         .map_err(|failure| image.named(failure))?;
+    debug!(mounts = plan.mounts.len(), root = plan.root.text(), "the plan");
     raised_limits::check_open_files(&plan)?;
     let mut data = Vec::new();
     for mount in &plan.mounts {

@@ -18,7 +18,7 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Metadata, Subscriber, debug};
 
 /// `debug`: everything that is tried is told; `json`: the same as JSON lines.
 const VARIABLE: &str = "MIZZEN_LOG";
@@ -63,6 +63,18 @@ pub fn enable_debug(format: LogFormat) {
 pub fn phases() -> String {
     let show = |(name, took): &(&str, Duration)| format!("{name} {:.1} ms", took.as_secs_f64() * 1e3);
     lock().ended.iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+/// An error that is no failure of what is done here: only a ticket tells of it.
+pub trait OrDebug<T> {
+    /// The value, if there is one; `what` went without it.
+    fn or_debug(self, what: &str) -> Option<T>;
+}
+
+impl<T, E: fmt::Display> OrDebug<T> for Result<T, E> {
+    fn or_debug(self, what: &str) -> Option<T> {
+        self.map_err(|error| debug!(%error, "{what}")).ok()
+    }
 }
 
 struct Recorder;

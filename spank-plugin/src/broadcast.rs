@@ -65,7 +65,7 @@ fn try_to_send(spank: &Spank) -> Result<Option<String>, Failure> {
     let ended = child.wait();
     match (ended.map(|status| status.code()), read) {
         (Ok(Some(0)), Some(Ok(_))) => Ok(Some(answer).filter(|answer| !answer.is_empty())),
-        (Ok(Some(1)), Some(Ok(_))) => Err(staging::decode_failure(&answer)),
+        (Ok(Some(1)), Some(Ok(_))) => Err(Failure::decode(answer.as_bytes(), staging::FAILURE_LIMIT)),
         // Ctrl-C, most of the time: whoever interrupts the broadcast does not want to go on without it.
         _ => Err(Failure::new("the broadcast of the image was interrupted")),
     }

@@ -195,8 +195,7 @@ fn component_request(
 }
 
 fn current_directory() -> Result<PathBuf, Failure> {
-    std::env::current_dir()
-        .map_err(|error| Failure::new(format!("cannot find the current directory: {error}")))
+    std::env::current_dir().map_err(|error| Failure::caused_by("cannot find the current directory", error))
 }
 
 fn image_request(option: &str, value: &[u8]) -> Result<Request, Failure> {

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 use mizzen_core::handover::{self, Accounts, Role};
-use mizzen_core::{Config, Failure, Handover, Request, node_name};
+use mizzen_core::{Config, Failure, Handover, Request, node_name_from};
 use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::channel::StepChannel;
@@ -60,13 +60,18 @@ pub fn prepare_builder(spank: &Spank) -> Result<(), Failure> {
     if uid == 0 || is_script(spank) && !settings.script() {
         return Ok(());
     }
-    // A user with one group can map it himself. A primary group that is not among the others could be dropped by taking
+    // A user with one group can map it without help. A primary group that is not among the others could be dropped by taking
     // one of them instead, and with it what is closed to that group.
     if groups.contains(&gid) && groups.iter().any(|group| *group != gid) && root::may_map() {
         let namespace = root::user_namespace(&root::Owner { uid, gid, groups }, settings.remap_root())?;
         state::lock().user_namespace = Some(namespace);
     }
     Ok(())
+}
+
+/// The node's name: slurmstepd itself does not have the variable that its tasks have.
+fn node_name(spank: &Spank) -> String {
+    node_name_from(spank.job_variable("SLURMD_NODENAME").ok().flatten().as_deref())
 }
 
 /// Whether the task is a script, or an interactive shell, whose steps are its own containers.
@@ -77,7 +82,7 @@ fn is_script(spank: &Spank) -> bool {
 /// A task, as the user, just before Slurm's prologs and its program: hands over to the launcher. A failure ends it.
 pub fn hand_over(spank: &Spank) -> Result<(), Failure> {
     if !container_wanted(spank) {
-        return crontab::refuse(spank).map_err(|failure| failure.about(node_name()));
+        return crontab::refuse(spank).map_err(|failure| failure.about(node_name(spank)));
     }
     let failure = state::lock().failure.clone();
     let done = match failure {
@@ -92,7 +97,7 @@ pub fn hand_over(spank: &Spank) -> Result<(), Failure> {
             Request::Container(_) | Request::Join(_) => start_launcher(spank, &request),
         }),
     };
-    done.map_err(|failure| failure.about(node_name()))
+    done.map_err(|failure| failure.about(node_name(spank)))
 }
 
 fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
@@ -133,7 +138,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
         },
     };
     let handover = Handover {
-        node: node_name(),
+        node: node_name(spank),
         step: spank.step_name().unwrap_or_default(),
         config,
         receive: ends.receive.as_raw_fd(),
@@ -177,7 +182,7 @@ pub fn end_step(spank: &Spank) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The user as the node's name services know him; the launcher cannot ask them. Only the first task needs it.
+/// The user as the node's name services know them; the launcher cannot ask them. Only the first task needs it.
 fn accounts(spank: &Spank) -> Result<Accounts, Failure> {
     if spank.local_task_id() != Some(0) {
         return Ok(Accounts::default());

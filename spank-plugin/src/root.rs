@@ -1,9 +1,9 @@
 //! The container's user namespace, made by root on the user's behalf: all that root does for a container.
 //!
-//! A user may map one group into a user namespace by himself; root may map all that the user is in. So the first task of
+//! A user may map one group into a user namespace without help; root may map all that the user is in. So the first task of
 //! a step, while it is still root, makes the namespace for the launcher: a child that exists for nothing else becomes the
 //! user and makes it, so that it is the user's own, and root writes the maps. Nothing that the user says, has or runs
-//! comes into this: who he is and which groups he has, Slurm tells.
+//! comes into this: who they are and which groups they have, Slurm tells.
 #![allow(unsafe_code)] // clone, and to close what slurmstepd has open
 
 use std::fs::File;
@@ -45,7 +45,7 @@ pub fn may_map() -> bool {
     std::fs::read_to_string("/proc/sys/fs/suid_dumpable").is_ok_and(|value| value.trim() != "1")
 }
 
-/// Makes a user namespace in which all groups of the user are known, and the user is himself or called root.
+/// Makes a user namespace in which all groups of the user are known, and the user keeps their own name or is called root.
 pub fn user_namespace(owner: &Owner, as_root: bool) -> Result<OwnedFd, Failure> {
     let failed = |what: &str, errno: Errno| Failure::caused_by(what, errno);
     let pipe = || pipe2(OFlag::O_CLOEXEC).map_err(|errno| failed("cannot make a pipe", errno));
@@ -106,7 +106,7 @@ fn become_owner_of_namespace(owner: &Owner, keep: [&OwnedFd; 2]) -> nix::Result<
     let mut kept = keep.map(AsRawFd::as_raw_fd);
     kept.sort_unstable();
     close_all_but(&kept);
-    // In the namespace these are limits on all that the user has; his own, which Slurm sets later, may be up to these.
+    // In the namespace these are limits on all that the user has; their own, which Slurm sets later, may be up to these.
     for resource in [
         Resource::RLIMIT_NPROC,
         Resource::RLIMIT_MEMLOCK,

@@ -47,7 +47,7 @@ fn the_second_start_uses_the_copy() {
     assert_out(&replaced, 0, "b\na\n");
     assert_eq!(copies(&cluster).len(), 2);
     assert_sound(&cluster, "second start");
-    // Another user has copies of his own.
+    // Another user has copies of their own.
     let bob = "mizzen run /shared/own.sqsh cat /image; stat -c '%a %U' /var/tmp/mizzen-2002; ls /var/tmp/mizzen-2001";
     let bob = cluster.run_on("ctl", User::Bob, bob);
     assert!(bob.stdout == "b\n700 bob\n" && bob.stderr.contains("Permission denied"), "{}", bob.text());
@@ -254,7 +254,7 @@ fn a_source_that_changes_is_noticed() {
         assert!(changed.stdout.contains(&format!("/shared/v: {now} copied")), "{change}: {}", changed.text());
     }
     assert_sound(&cluster, "changes");
-    // Who finds somebody else copying waits for him, and takes over when he dies.
+    // Who finds somebody else copying waits for them, and takes over when they die.
     let dying =
         "strace -f -o /dev/null -e trace=splice -e inject=splice:delay_enter=1500000:signal=KILL:when=3";
     let waiting = cluster.run(&format!(

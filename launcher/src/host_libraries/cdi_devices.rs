@@ -104,7 +104,7 @@ impl HostLibraries {
             self.findings.push((device.to_string(), "CDI".to_owned()));
         }
         self.add_libraries(&edits, node, tree, metadata);
-        // The administrator's word, as mizzen.toml is: without its place the container is not what he meant.
+        // The administrator's word, as mizzen.toml is: without its place the container is not what they meant.
         let origin = Some(Origin::Site);
         let binds = edits.binds.into_iter().map(|bind| {
             let shape = if bind.is_directory { Shape::Directory } else { Shape::File };

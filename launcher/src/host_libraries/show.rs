@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::failure::cause;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 
@@ -142,5 +143,9 @@ pub fn closed(device: &Path) -> Option<String> {
         .err()
         .filter(|errno| *errno == Errno::EACCES)?;
     let group = device.metadata().ok()?.gid();
-    Some(format!("you cannot open {} ({}): it belongs to group {group}", device.display(), errno.desc()))
+    Some(format!(
+        "you cannot open {} ({}): it belongs to group {group}",
+        device.display(),
+        cause(&errno.into())
+    ))
 }

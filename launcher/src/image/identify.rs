@@ -76,7 +76,8 @@ fn directory(path: &Path, file: &File) -> Result<Identified, Failure> {
     match why_not.map_err(|error| Failure::caused_by(format!("{}: cannot read", shown(path)), error))? {
         None => Ok((Kind::Directory, None)),
         Some((what, hint)) => {
-            Err(Failure { message: format!("{}: not an image ({what})", shown(path)), hint })
+            let failure = Failure::new(format!("not an image ({what})")).about(shown(path));
+            Err(hint.into_iter().fold(failure, Failure::hint))
         }
     }
 }

@@ -22,6 +22,7 @@ use super::mounts::proc_path;
 use super::processes::ContainerProcesses;
 use crate::mountinfo::open_on_same_mount;
 use crate::sys;
+use crate::trace::OrDebug;
 
 /// The extended attribute of our directories, set when they are locked. A name alone may be anybody's.
 const MARK: &str = "user.mizzen.changes";
@@ -106,7 +107,7 @@ fn remove_stale(parent: BorrowedFd) {
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
         if let Some(directory) = stale(parent, name) {
             // One that cannot be removed is in nobody's way.
-            let _ = remove(parent, name, directory.as_fd(), &mut left);
+            remove(parent, name, directory.as_fd(), &mut left).or_debug("old changes of a container stay");
         }
     }
 }

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mizzen_core::Failure;
-use mizzen_core::failure::{cause, quote};
+use mizzen_core::failure::{FailureKind, cause, quote};
 use mizzen_core::limits;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access, chdir, execve};
+use tracing::debug;
 
 use crate::image::architecture::{Architecture, host_architecture};
 use crate::plan::Program;
@@ -22,25 +23,10 @@ use crate::{raised_limits, sys};
 /// As long as the watcher of a file server may take to tell the user.
 const WATCHER_SPEAKS: Duration = Duration::from_secs(4);
 
-/// Why there is no program, and the exit code that says so.
-#[derive(Debug)]
-pub struct Unstartable {
-    /// 125: no container; 126: not executable; 127: not found.
-    pub code: u8,
-    /// What to tell.
-    pub failure: Failure,
-}
-
-impl From<Failure> for Unstartable {
-    fn from(failure: Failure) -> Unstartable {
-        Unstartable { code: 125, failure }
-    }
-}
-
 /// Becomes the program of the plan; returns only why it could not.
-pub fn start(program: &Program) -> Unstartable {
+pub fn start(program: &Program) -> Failure {
     match prepare(program) {
-        Err(failure) => failure.into(),
+        Err(failure) => failure,
         Ok((argv, environment)) => execute(program, &argv, &environment),
     }
 }
@@ -75,29 +61,29 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     let environment = environment.collect::<Result<_, _>>()?;
     // The standard streams alone, and the descriptor over which Slurm's PMI2 talks to the program.
     let pmi: Option<i32> = variable(program, "PMI_FD").to_str().and_then(|number| number.parse().ok());
-    sys::close_on_exec_from(3).map_err(|error| Failure::new(format!("cannot close descriptors: {error}")))?;
+    sys::close_on_exec_from(3).map_err(|error| Failure::caused_by("cannot close descriptors", error))?;
     // A variable can name anything.
     let pmi = pmi.filter(|fd| *fd > 2 && sys::is_pmi_socket(*fd, program.is_task));
     pmi.into_iter().for_each(sys::keep_through_exec);
     raised_limits::restore();
-    sys::reset_signal(Signal::SIGPIPE)
-        .map_err(|error| Failure::new(format!("cannot reset SIGPIPE: {error}")))?;
+    sys::reset_signal(Signal::SIGPIPE).map_err(|error| Failure::caused_by("cannot reset SIGPIPE", error))?;
     nix::sys::prctl::set_no_new_privs()
-        .map_err(|errno| Failure::new(format!("cannot set no_new_privs: {}", errno.desc())))?;
+        .map_err(|errno| Failure::new(format!("cannot set no_new_privs: {}", cause(&errno.into()))))?;
     Ok((argv, environment))
 }
 
-fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Unstartable {
+fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Failure {
     let name = program.command.value.first().cloned().unwrap_or_default();
     if name.is_empty() {
         let failure = Failure::new("the program's name is empty")
             .hint("a variable in its place is probably not set where the command was typed");
-        return Unstartable { code: 127, failure };
+        return failure.of_kind(FailureKind::NotFound);
     }
     let mut denied = None;
     for path in candidates(&name, &variable(program, "PATH")) {
         let Ok(file) = CString::new(path.as_os_str().as_bytes()) else { continue };
         let Err(errno) = execve(&file, argv, environment);
+        debug!(?path, %errno, "not executed");
         let_watcher_speak(errno);
         match errno {
             Errno::ENOENT | Errno::ENOTDIR if !path.exists() => {}
@@ -126,7 +112,7 @@ fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Unst
             } else {
                 format!("PATH is {} there", quote(path.as_bytes()))
             };
-            Unstartable { code: 127, failure: failure.hint(hint) }
+            failure.hint(hint).of_kind(FailureKind::NotFound)
         }
     }
 }
@@ -150,13 +136,12 @@ fn variable(program: &Program, name: &str) -> OsString {
 /// How many scripts may be each other's interpreters: the kernel's limit is five.
 const INTERPRETERS: usize = 5;
 
-fn not_executable(path: &Path, errno: Errno) -> Unstartable {
-    let Unstartable { code, failure } = diagnose(path, errno, INTERPRETERS);
-    Unstartable { code, failure: failure.about(quote(path.as_os_str().as_bytes())) }
+fn not_executable(path: &Path, errno: Errno) -> Failure {
+    diagnose(path, errno, INTERPRETERS).about(quote(path.as_os_str().as_bytes()))
 }
 
 /// Why the kernel refuses to execute a file. What it says of a script is often meant for the script's interpreter.
-fn diagnose(path: &Path, errno: Errno, depth: usize) -> Unstartable {
+fn diagnose(path: &Path, errno: Errno, depth: usize) -> Failure {
     if let Some(why) = interpreter(path)
         .filter(|_| depth > 0)
         .and_then(|interpreter| diagnose_interpreter(path, &interpreter, errno, depth))
@@ -165,17 +150,18 @@ fn diagnose(path: &Path, errno: Errno, depth: usize) -> Unstartable {
     }
     match errno {
         Errno::ENOENT if path.metadata().is_err() => {
-            let failure = Failure::new("is a symbolic link to nothing in the container");
-            Unstartable { code: 127, failure }
+            Failure::new("is a symbolic link to nothing in the container").of_kind(FailureKind::NotFound)
         }
         Errno::ENOENT => hinted(
-            127,
+            FailureKind::NotFound,
             "its dynamic linker is not in the container".to_owned(),
             "the program was made for another C library than the image's",
         ),
-        Errno::EACCES if path.is_dir() => {
-            hinted(126, "is a directory".to_owned(), "name a program, not the directory in which it is")
-        }
+        Errno::EACCES if path.is_dir() => hinted(
+            FailureKind::NotExecutable,
+            "is a directory".to_owned(),
+            "name a program, not the directory in which it is",
+        ),
         Errno::EACCES => {
             let hint = match statvfs(path) {
                 Ok(found) if found.flags().contains(FsFlags::ST_NOEXEC) => {
@@ -184,11 +170,11 @@ fn diagnose(path: &Path, errno: Errno, depth: usize) -> Unstartable {
                 Ok(_) => "is it executable (chmod +x)?",
                 Err(_) => "a directory on its path is closed to you",
             };
-            hinted(126, cause(&errno.into()), hint)
+            hinted(FailureKind::NotExecutable, cause(&errno.into()), hint)
         }
         Errno::ENOEXEC => match architecture(path) {
             Some(made_for) => hinted(
-                126,
+                FailureKind::NotExecutable,
                 format!(
                     "made for {}, this node is {}",
                     made_for.name(),
@@ -197,53 +183,50 @@ fn diagnose(path: &Path, errno: Errno, depth: usize) -> Unstartable {
                 "choose nodes of that kind (srun --constraint), or get the image for this one",
             ),
             None => hinted(
-                126,
+                FailureKind::NotExecutable,
                 "not a program for this machine, and no script with a #! line".to_owned(),
                 "run a script without #! through its shell: sh FILE",
             ),
         },
         Errno::EIO => hinted(
-            126,
+            FailureKind::NotExecutable,
             cause(&errno.into()),
             "a part of the image cannot be read; copy the image again, or make it again",
         ),
-        Errno::ELOOP => {
-            hinted(126, cause(&errno.into()), "a symbolic link in the container leads back to itself")
-        }
+        Errno::ELOOP => hinted(
+            FailureKind::NotExecutable,
+            cause(&errno.into()),
+            "a symbolic link in the container leads back to itself",
+        ),
         errno => {
             let error = std::io::Error::from(errno);
             let hint = limits::hint(errno as i32);
-            Unstartable { code: 126, failure: Failure { message: cause(&error), hint } }
+            let failure = Failure::new(cause(&error)).of_kind(FailureKind::NotExecutable);
+            hint.into_iter().fold(failure, Failure::hint)
         }
     }
 }
 
-fn hinted(code: u8, message: String, hint: &str) -> Unstartable {
-    Unstartable { code, failure: Failure::new(message).hint(hint) }
+fn hinted(kind: FailureKind, message: String, hint: &str) -> Failure {
+    Failure::new(message).hint(hint).of_kind(kind)
 }
 
 /// What is wrong with the interpreter of a script; none if it is the script itself that is refused.
-fn diagnose_interpreter(
-    script: &Path,
-    interpreter: &[u8],
-    errno: Errno,
-    depth: usize,
-) -> Option<Unstartable> {
+fn diagnose_interpreter(script: &Path, interpreter: &[u8], errno: Errno, depth: usize) -> Option<Failure> {
     let file = Path::new(OsStr::from_bytes(interpreter));
     let shown = quote(interpreter);
     match errno {
         Errno::ENOENT if file.symlink_metadata().is_err() => {
             let message = format!("its interpreter {shown} is not in the container");
-            Some(hinted(127, message, missing_interpreter(script, interpreter)))
+            Some(hinted(FailureKind::NotFound, message, missing_interpreter(script, interpreter)))
         }
         Errno::EACCES if access(script, AccessFlags::X_OK).is_err() => None,
-        Errno::ENOEXEC if interpreter.is_empty() => {
-            Some(hinted(126, "its #! line is empty".to_owned(), "name its interpreter: #!/bin/sh"))
-        }
-        _ => {
-            let Unstartable { code, failure } = diagnose(file, errno, depth - 1);
-            Some(Unstartable { code, failure: failure.about(format!("its interpreter {shown}")) })
-        }
+        Errno::ENOEXEC if interpreter.is_empty() => Some(hinted(
+            FailureKind::NotExecutable,
+            "its #! line is empty".to_owned(),
+            "name its interpreter: #!/bin/sh",
+        )),
+        _ => Some(diagnose(file, errno, depth - 1).about(format!("its interpreter {shown}"))),
     }
 }
 

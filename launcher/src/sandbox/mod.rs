@@ -29,7 +29,7 @@ use crate::plan::{Changes, Plan, Root};
 use crate::report::report_note;
 use crate::sys;
 
-pub use exec::{Unstartable, start};
+pub use exec::start;
 pub use namespaces::{
     Namespaces, enter_user as enter_user_namespace, new_mounts_and_others as enter_mount_namespace,
 };
@@ -77,8 +77,7 @@ fn make_namespaces(
     user: Option<OwnedFd>,
 ) -> Result<(Servers, Namespaces), Failure> {
     // A caller that ignores it would have our own children vanish without a word.
-    sys::reset_signal(Signal::SIGCHLD)
-        .map_err(|error| Failure::new(format!("cannot reset SIGCHLD: {error}")))?;
+    sys::reset_signal(Signal::SIGCHLD).map_err(|error| Failure::caused_by("cannot reset SIGCHLD", error))?;
     let data = start_data_servers(plan, &sources)?;
     let limits = namespaces::enter_user(&plan.identity, user)?;
     let mut servers = Servers::prepare(plan, sources, data)?;

@@ -8,6 +8,7 @@ use mizzen_core::user_namespace::{Namespace, NamespaceLimits};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getgid, getuid, sethostname};
+use tracing::debug;
 
 use crate::options::Unshare;
 use crate::plan::Identity;
@@ -69,6 +70,7 @@ impl Namespaces {
 pub fn enter_user(identity: &Identity, made: Option<OwnedFd>) -> Result<NamespaceLimits, Failure> {
     let Identity { uid, gid, inside_uid, inside_gid, .. } = identity;
     let limits = NamespaceLimits::look();
+    debug!(made = made.is_some(), "the user namespace; made by the plugin, or here");
     if let Some(namespace) = made {
         setns(namespace, CloneFlags::CLONE_NEWUSER)
             .map_err(|errno| Failure::caused_by("cannot enter the user namespace", errno))?;
@@ -104,6 +106,7 @@ fn make(kind: Namespace, limits: &NamespaceLimits) -> Result<(), Failure> {
         Namespace::Net => CloneFlags::CLONE_NEWNET,
         Namespace::Uts => CloneFlags::CLONE_NEWUTS,
     };
+    debug!(?kind, "a new namespace");
     unshare(flag).map_err(|errno| limits.refused(kind, errno as i32))
 }
 

@@ -5,6 +5,7 @@ use std::io::PipeReader;
 use std::os::fd::{AsFd, AsRawFd};
 
 use mizzen_core::Failure;
+use mizzen_core::failure::FailureKind;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -15,6 +16,8 @@ use super::{Servers, enter_root, exec};
 use crate::plan::Plan;
 use crate::report::report;
 use crate::sys;
+
+const CANNOT_START: i32 = FailureKind::CannotStart.exit_code() as i32;
 
 /// Signals that are handed on to the program, unless they come from the terminal, which sends them to all.
 const HANDED_ON: [Signal; 6] =
@@ -42,17 +45,17 @@ fn init(plan: &Plan, servers: Servers, watched: &SigSet, launcher_lives: &PipeRe
     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
     let mut launcher = [PollFd::new(launcher_lives.as_fd(), PollFlags::POLLIN)];
     if poll(&mut launcher, PollTimeout::ZERO) != Ok(0) {
-        return 125;
+        return CANNOT_START;
     }
     if let Err(failure) = enter_root(plan, servers) {
         report(&failure);
-        return 125;
+        return CANNOT_START;
     }
     let program = sys::spawn_child(|| {
         let _ = watched.thread_unblock();
-        let unstartable = exec::start(&plan.program);
-        report(&unstartable.failure);
-        i32::from(unstartable.code)
+        let failure = exec::start(&plan.program);
+        report(&failure);
+        i32::from(failure.kind.exit_code())
     });
     match program {
         Ok(program) => {
@@ -60,11 +63,11 @@ fn init(plan: &Plan, servers: Servers, watched: &SigSet, launcher_lives: &PipeRe
             sys::close_from(3);
             let _ = nix::sys::prctl::set_no_new_privs();
             let _ = sys::drop_capabilities();
-            wait_and_hand_on(program, watched, None).unwrap_or(125)
+            wait_and_hand_on(program, watched, None).unwrap_or(CANNOT_START)
         }
         Err(error) => {
             report(&Failure::caused_by("cannot start the program", error));
-            125
+            CANNOT_START
         }
     }
 }

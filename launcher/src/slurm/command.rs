@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mizzen_core::failure::{cause, quote};
+use mizzen_core::failure::{FailureKind, cause, quote};
 use mizzen_core::{Failure, node_name};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -23,7 +23,7 @@ use nix::unistd::{AccessFlags, Pid, access, setsid};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::host::child_signals;
-use super::wire::{Answer, FROM_TERMINAL, Order, Refusal};
+use super::wire::{Answer, FROM_TERMINAL, Order};
 use super::{COMMANDS, caller_context};
 use crate::report::report;
 use crate::sys;
@@ -40,7 +40,7 @@ pub fn serve(mut stream: &UnixStream, owner: BorrowedFd) {
     let answer = match receive(stream, owner) {
         Ok(None) => return,
         Ok(Some((order, streams))) => run(order, streams, stream, owner),
-        Err(error) => Err(Failure::new(format!("the helper did not understand: {}", cause(&error))).into()),
+        Err(error) => Err(Failure::new(format!("the helper did not understand: {}", cause(&error)))),
     };
     // Nobody is left to be told when this fails.
     let _ = stream.write_all(&answer.unwrap_or_else(Answer::Refused).encode());
@@ -92,18 +92,18 @@ fn run(
     streams: [OwnedFd; 3],
     stream: &UnixStream,
     owner: BorrowedFd,
-) -> Result<Answer, Refusal> {
-    let program = find(&order.command).ok_or_else(|| Refusal {
-        code: 127,
-        failure: Failure::new(format!("no such command on {}", node_name()))
-            .hint("it is looked for in PATH as it is on the host"),
+) -> Result<Answer, Failure> {
+    let program = find(&order.command).ok_or_else(|| {
+        Failure::new(format!("no such command on {}", node_name()))
+            .hint("it is looked for in PATH as it is on the host")
+            .of_kind(FailureKind::NotFound)
     })?;
     let failed = |what: &str, error: io::Error| Failure::caused_by(format!("cannot {what}"), error);
     let ended = child_signals().map_err(|errno| failed("watch processes", errno.into()))?;
     // The streams go with the closure: a copy that stayed here would keep the other end of a pipe waiting.
     let pid = sys::spawn_child(move || become_command(&program, order, streams))
         .map_err(|error| failed("start a process on the host", error))?;
-    watch(pid, stream, owner, ended.as_fd()).map_err(|error| failed("wait for it", error).into())
+    watch(pid, stream, owner, ended.as_fd()).map_err(|error| failed("wait for it", error))
 }
 
 /// The real command: in PATH of the helper, which is the host's, or where it usually is. Never this program again.
@@ -144,7 +144,7 @@ fn become_command(program: &Path, order: Order, [stdin, stdout, stderr]: [OwnedF
     // The standard streams are the shim's by now.
     let shown = quote(program.as_os_str().as_bytes());
     report(&Failure::caused_by(format!("{shown}: cannot be started on {}", node_name()), error));
-    126
+    i32::from(FailureKind::NotExecutable.exit_code())
 }
 
 /// The shim's directory, if the host has one of that name.

@@ -100,6 +100,6 @@ fn look_after(mut stream: UnixStream, listener: &UnixListener, owner: BorrowedFd
     });
     if let Err(error) = child {
         let failure = Failure::caused_by("cannot start a process on the host", error);
-        let _ = stream.write_all(&Answer::Refused(failure.into()).encode());
+        let _ = stream.write_all(&Answer::Refused(failure).encode());
     }
 }

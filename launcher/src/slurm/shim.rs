@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use mizzen_core::Failure;
-use mizzen_core::failure::{cause, quote};
+use mizzen_core::failure::{FailureKind, cause, quote};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, setrlimit};
@@ -22,7 +22,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getuid;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::wire::{Answer, FROM_TERMINAL, Inherited, Order, Refusal};
+use super::wire::{Answer, FROM_TERMINAL, Inherited, Order};
 use super::{HOST_VARIABLE, caller_context};
 use crate::report::{report, report_note};
 use crate::sys;
@@ -47,14 +47,14 @@ pub fn run(command: &str, arguments: impl Iterator<Item = OsString>) -> ExitCode
     match attempt(command, arguments.collect()) {
         Ok(Answer::Exited(code)) => ExitCode::from(code),
         Ok(Answer::Killed(signal)) => die_by(signal),
-        Ok(Answer::Refused(refusal)) | Err(refusal) => {
-            report(&refusal.failure.about(command));
-            ExitCode::from(refusal.code)
+        Ok(Answer::Refused(failure)) | Err(failure) => {
+            report(&failure.clone().about(command));
+            ExitCode::from(failure.kind.exit_code())
         }
     }
 }
 
-fn attempt(command: &str, arguments: Vec<OsString>) -> Result<Answer, Refusal> {
+fn attempt(command: &str, arguments: Vec<OsString>) -> Result<Answer, Failure> {
     let failed = |what: &str, error: std::io::Error| Failure::caused_by(format!("cannot {what}"), error);
     let stream = connect()?;
     // From here on a signal is the command's, also one that comes before the command runs.
@@ -69,14 +69,14 @@ fn attempt(command: &str, arguments: Vec<OsString>) -> Result<Answer, Refusal> {
     send(&stream, &order).map_err(|error| failed("hand it to the helper outside the container", error))?;
     wait(&stream, &signals)
         .map_err(|error| failed("wait for it", error))?
-        .ok_or_else(|| helper_gone("was killed").into())
+        .ok_or_else(|| helper_gone("was killed"))
 }
 
-fn connect() -> Result<UnixStream, Refusal> {
+fn connect() -> Result<UnixStream, Failure> {
     let Some(name) = std::env::var_os(HOST_VARIABLE) else {
         let failure = Failure::new(format!("not available in this container ({HOST_VARIABLE} is not set)"))
             .hint("Slurm's commands work in containers that Slurm starts; keep the SLURM_ variables there");
-        return Err(Refusal { code: 127, failure });
+        return Err(failure.of_kind(FailureKind::NotFound));
     };
     let address = SocketAddr::from_abstract_name(name.as_bytes());
     let stream = address.and_then(|address| UnixStream::connect_addr(&address)).map_err(|error| {
@@ -86,7 +86,7 @@ fn connect() -> Result<UnixStream, Refusal> {
     // this user namespace, so this holds also for one who is root inside.
     let peer = sys::peer_uid(stream.as_fd()).map_err(|error| helper_gone(&cause(&error)))?;
     if peer != getuid().as_raw() {
-        return Err(helper_gone("has been replaced by another user's").into());
+        return Err(helper_gone("has been replaced by another user's"));
     }
     Ok(stream)
 }

@@ -126,20 +126,8 @@ fn number<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
     std::str::from_utf8(bytes).ok()?.parse().ok()
 }
 
-/// Why there is no command to wait for, and the exit code that says so.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// 125: the way to the host is broken; 126: not executable; 127: not found.
-    pub code: u8,
-    /// What to tell.
-    pub failure: Failure,
-}
-
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
-        Refusal { code: 125, failure }
-    }
-}
+/// No part of an answer is longer.
+const ANSWER_LIMIT: usize = 4096;
 
 /// How it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,24 +137,16 @@ pub enum Answer {
     /// By this signal.
     Killed(u8),
     /// It never began.
-    Refused(Refusal),
+    Refused(Failure),
 }
 
 impl Answer {
-    /// A letter, a number, and for a refusal the message and the hint in two lines.
+    /// A letter, and a number or a failure.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Answer::Exited(code) => vec![b'E', *code],
             Answer::Killed(signal) => vec![b'K', *signal],
-            Answer::Refused(Refusal { code, failure }) => {
-                let mut bytes = vec![b'R', *code];
-                bytes.extend(failure.message.replace('\n', " ").bytes());
-                if let Some(hint) = &failure.hint {
-                    bytes.push(b'\n');
-                    bytes.extend(hint.bytes());
-                }
-                bytes
-            }
+            Answer::Refused(failure) => [b"R", failure.encode().as_bytes()].concat(),
         }
     }
 
@@ -175,12 +155,7 @@ impl Answer {
         match bytes {
             [b'E', code] => Some(Answer::Exited(*code)),
             [b'K', signal] => Some(Answer::Killed(*signal)),
-            [b'R', code, text @ ..] => {
-                let text = std::str::from_utf8(text).ok()?;
-                let (message, hint) = text.split_once('\n').map_or((text, None), |(m, h)| (m, Some(h)));
-                let failure = Failure { message: message.to_owned(), hint: hint.map(str::to_owned) };
-                Some(Answer::Refused(Refusal { code: *code, failure }))
-            }
+            [b'R', text @ ..] => Some(Answer::Refused(Failure::decode(text, ANSWER_LIMIT))),
             _ => None,
         }
     }
@@ -197,6 +172,8 @@ pub fn pairs<N: AsRef<std::ffi::OsStr>, V: AsRef<std::ffi::OsStr>>(
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
+
+    use mizzen_core::failure::FailureKind;
 
     use super::*;
 
@@ -253,12 +230,12 @@ mod tests {
             Answer::Exited(0),
             Answer::Exited(255),
             Answer::Killed(9),
-            Answer::Refused(Refusal { code: 127, failure: failure.clone() }),
-            Answer::Refused(failure.hint("is Slurm installed there?").into()),
+            Answer::Refused(failure.clone().of_kind(FailureKind::NotFound)),
+            Answer::Refused(failure.hint("is Slurm installed there?")),
         ] {
             assert_eq!(Answer::decode(&answer.encode()), Some(answer));
         }
-        for bytes in [b"".as_slice(), b"E", b"E12", b"X1", b"R", b"R\x01\xff"] {
+        for bytes in [b"".as_slice(), b"E", b"E12", b"X1"] {
             assert_eq!(Answer::decode(bytes), None);
         }
     }

@@ -19,10 +19,10 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime};
 
 use mizzen_core::config::Source;
-use mizzen_core::failure::{cause, quote};
+use mizzen_core::failure::{FailureKind, cause, quote};
 use mizzen_core::options::{MountOption, MountSource};
 use mizzen_core::request::{self, Container};
-use mizzen_core::staging::{Policy, decode_refusal, encode_failure};
+use mizzen_core::staging::{Policy, decode_refusal};
 use mizzen_core::{Config, Digest, Failure, Request};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
@@ -38,13 +38,14 @@ use super::lock::Lock;
 use super::obtain::{obtain, publish};
 use super::source::{Identity, Original};
 use super::{
-    ProgressSink, StageError, StagingOptions, StderrSink, Wanted, changing, is_still_there, node, note,
+    ProgressSink, StageError, StagingOptions, StderrSink, Wanted, changing, is_still_there, note,
     open_as_user, progress, wanted, with_retries,
 };
 use crate::image::{Kind, Opened, shown};
 use crate::mountinfo::open_on_same_mount;
 use crate::progress::Progress;
 use crate::sys;
+use crate::trace::OrDebug;
 
 /// Begins the name of what remembers which nodes of a job have been sent an image.
 pub const SENT: &str = "sent-";
@@ -79,7 +80,7 @@ pub fn run(mut words: impl Iterator<Item = OsString>) -> ExitCode {
     let (text, code) = match send_all(&Step { name: step, programs }, &config) {
         Ok(deliveries) if deliveries.is_empty() => (String::new(), 0),
         Ok(deliveries) => (serde_json::to_string(&deliveries).unwrap_or_default(), 0),
-        Err(failure) => (encode_failure(&failure), 1),
+        Err(failure) => (failure.encode(), 1),
     };
     let mut stdout = std::io::stdout();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -208,7 +209,7 @@ fn send(
     step.transmit(&copied.cache.copy_path(copied.digest), &target, path, nodes)?;
     if let Some((name, line)) = record {
         // Without it the next step sends again.
-        let _ = remember(&copied.cache, &name, &line);
+        remember(&copied.cache, &name, &line).or_debug("the next step will be sent this image again");
     }
     Ok(())
 }
@@ -217,8 +218,11 @@ impl Step {
     /// The step's nodes as Slurm writes them: `node[1-4]`.
     fn nodes(&self) -> Option<String> {
         let words = ["--noheader", "--format=%N", "--steps", &self.name];
-        let found =
-            Command::new(self.programs.join("squeue")).args(words).stdin(Stdio::null()).output().ok()?;
+        let found = Command::new(self.programs.join("squeue"))
+            .args(words)
+            .stdin(Stdio::null())
+            .output()
+            .or_debug("squeue does not tell the nodes of the step")?;
         let nodes = String::from_utf8(found.stdout).ok()?.trim().to_owned();
         (found.status.success() && !nodes.is_empty() && !nodes.contains(char::is_whitespace)).then_some(nodes)
     }
@@ -243,15 +247,18 @@ impl Step {
         command.stdin(Stdio::null());
         let pid = sys::spawn_child(move || {
             let _ = set_pdeathsig(Signal::SIGTERM);
-            let Ok(output) = writer.try_clone() else { return 125 };
+            let Ok(output) = writer.try_clone() else {
+                return i32::from(FailureKind::CannotStart.exit_code());
+            };
             let error = command.stdout(output).stderr(writer).exec();
             // The standard streams are the pipe by now.
             let _ = write!(std::io::stderr(), "sbcast: {}", cause(&error));
-            125
+            i32::from(FailureKind::CannotStart.exit_code())
         })
         .map_err(failed)?;
         let to = nodes.map_or_else(String::new, |nodes| format!(" to {nodes}"));
-        let mut progress = Progress::new(format!("{}: {}: sending{to}", node(), shown(shown_as)), 0, true);
+        let mut progress =
+            Progress::new(format!("{}: {}: sending{to}", mizzen_core::node_name(), shown(shown_as)), 0, true);
         let said = listen(reader, &mut || progress.wait());
         match waitpid(pid, None) {
             Ok(WaitStatus::Exited(_, 0)) => Ok(()),

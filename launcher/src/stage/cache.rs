@@ -8,7 +8,7 @@
 //!       room.lock                  who makes room now
 //!       temporary-…, broken-…      nobody's; removed when room is made
 //!
-//! Whoever uses a copy of his own has a lock on it through the descriptor that it is read by, which the file server keeps
+//! Whoever uses a copy of their own has a lock on it through the descriptor that it is read by, which the file server keeps
 //! as long as the container lives. Whoever removes one sees it. Of root's copies, which anybody can open and lock, no lock
 //! tells anything: one is in use as long as it is open, and root, whose file it is, can ask the kernel for that.
 
@@ -33,6 +33,8 @@ use super::own_directory;
 use super::source::{Identity, Manifest};
 use crate::image::shown;
 use crate::sys;
+use crate::trace::OrDebug;
+use tracing::debug;
 
 /// Begins the name of a copy.
 pub const COPY: &str = "sha256-";
@@ -144,7 +146,9 @@ impl Cache {
             return None;
         }
         let mut text = Vec::new();
-        file.take(MANIFEST_LIMIT).read_to_end(&mut text).ok()?;
+        file.take(MANIFEST_LIMIT)
+            .read_to_end(&mut text)
+            .or_debug("what is known of a copy cannot be read")?;
         serde_json::from_slice(&text).ok()
     }
 
@@ -208,7 +212,8 @@ impl Cache {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
         let aside = format!("{BROKEN}{}-{now}", name.trim_start_matches(COPY));
         // Another process may have done it.
-        let _ = renameat(&self.dir, name, &self.dir, aside.as_str());
+        debug!(name, "a broken file is set aside");
+        renameat(&self.dir, name, &self.dir, aside.as_str()).or_debug("a broken file stays");
     }
 
     /// A new file on the cache's disk, which has the size of the copy from the beginning: where it has a name, as in the shared

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{cause, quote};
 use mizzen_core::request::find_image_by;
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
@@ -233,7 +233,7 @@ impl Commands {
             let manifest = self.cache.manifest(&name.replace(".lock", ".json"));
             let digest = manifest.and_then(|manifest| Digest::parse(&manifest.digest));
             if !copies.iter().any(|copy| Some(copy.digest) == digest) {
-                // Not one that somebody holds: he is making the copy.
+                // Not one that somebody holds: they are making the copy.
                 evict::remove_unused(&self.cache, &name);
             }
         }
@@ -289,7 +289,7 @@ fn manifests(cache: &Cache) -> Result<Vec<Manifest>, Failure> {
 }
 
 fn unlisted(cache: &Cache, error: &std::io::Error) -> Failure {
-    Failure::new(format!("{}: {error}", cache.path.display()))
+    Failure::new(format!("{}: {}", cache.path.display(), cause(error)))
 }
 
 fn of_copy(manifests: &[Manifest], digest: Digest) -> impl Iterator<Item = &Manifest> {

@@ -24,6 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::fs_type;
 use crate::sys::{self, Mapped};
+use crate::trace::OrDebug;
 
 /// How much is moved at once; as much as a pipe can hold.
 const PIECE: u64 = 1 << 20;
@@ -189,7 +190,8 @@ struct Pipe {
 impl Pipe {
     /// None if there can be no more pipes, or none of that size.
     fn new() -> Option<Pipe> {
-        let (out, into) = pipe_with(PipeFlags::CLOEXEC).ok()?;
+        let (out, into) =
+            pipe_with(PipeFlags::CLOEXEC).or_debug("the copy is read and written instead of spliced")?;
         // Whose processes have many pipes gets small ones, with which it is faster to read and write.
         fcntl_setpipe_size(&into, PIECE as usize).ok()?;
         Some(Pipe { out, into })
@@ -237,9 +239,11 @@ impl<'a> Work<'a> {
         let Some(target) = self.target else { return self.read(piece, buffer).map(Moved::Read) };
         let (begin, length) = (piece * PIECE, self.length(piece));
         let spliced = pipe.as_ref().and_then(|pipe| {
-            self.splice(target, piece, pipe).ok()?;
-            // Nobody else can write to the copy.
-            Mapped::new(target, begin, length).ok()
+            self.splice(target, piece, pipe).or_debug("a piece is read and written instead of spliced")?;
+            // SAFETY: the file is new, without a name, and this process's alone; each piece is written once, before it is mapped.
+            #[allow(unsafe_code)]
+            let content = unsafe { Mapped::new(target, begin, length) };
+            content.ok()
         });
         match spliced {
             Some(content) => Ok(Moved::Spliced(content)),

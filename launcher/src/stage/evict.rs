@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use mizzen_core::failure::cause;
 use mizzen_core::staging::Amount;
 use mizzen_core::{Config, Digest, Failure};
 use rustix::fs::{AtFlags, fstat, fstatvfs, statat};
@@ -105,7 +106,8 @@ impl Space {
 pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<Lock, String> {
     let lock = lock::patient(cache, "room.lock", PATIENCE)?;
     sweep(cache);
-    let mut copies = list_copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
+    let mut copies =
+        list_copies(cache).map_err(|error| format!("cannot list the copies: {}", cause(&error)))?;
     copies.sort_by_key(|copy| copy.used);
     let no_room = || format!("no room for {} in {}", megabytes(needed), cache.path.display());
     let mut space = Space::of(cache, &copies)?;
@@ -126,7 +128,7 @@ pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Resul
 
 /// Whether the limits hold.
 pub fn is_enough(cache: &Cache, limits: &Limits) -> Result<bool, String> {
-    let copies = list_copies(cache).map_err(|error| format!("cannot list the copies: {error}"))?;
+    let copies = list_copies(cache).map_err(|error| format!("cannot list the copies: {}", cause(&error)))?;
     Ok(!Space::of(cache, &copies)?.lacks(0, limits))
 }
 
@@ -147,7 +149,7 @@ pub fn list_copies(cache: &Cache) -> std::io::Result<Vec<CachedCopy>> {
     Ok(copies)
 }
 
-/// Removes a file unless somebody uses it. Who opens it at this moment keeps what he has opened.
+/// Removes a file unless somebody uses it. Whoever opens it at this moment keeps what they have opened.
 pub fn remove_unused(cache: &Cache, name: &str) -> bool {
     // Of root's, anybody can keep one open.
     let is_read_at_once = cache.shared && name.ends_with(".json");

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{fstat, fstatfs, major, minor};
 
 use crate::mountinfo;
+use crate::trace::OrDebug;
 
 /// What statfs says of file systems that many nodes share.
 const NETWORK_MAGIC: [u32; 21] = [
@@ -98,7 +99,11 @@ fn matches(listed: &str, name: &str) -> bool {
 fn type_of(file: impl AsFd) -> Option<String> {
     let device = fstat(file).ok()?.st_dev;
     let device = format!("{}:{}", major(device), minor(device));
-    mountinfo::read().ok()?.into_iter().find(|line| line.device == device).map(|line| line.fs_type)
+    mountinfo::read()
+        .or_debug("the type of a file system is unknown")?
+        .into_iter()
+        .find(|line| line.device == device)
+        .map(|line| line.fs_type)
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub fn patient(cache: &Cache, name: &str, patience: Duration) -> Result<Lock, St
 impl Lock {
     /// Tells those who wait who we are and what we have done so far.
     pub fn say(&self, what: &str) {
-        let text = format!("process {} on {}{what}", std::process::id(), super::node());
+        let text = format!("process {} on {}{what}", std::process::id(), mizzen_core::node_name());
         // Nothing depends on it.
         let _ =
             self.0.write_all_at(text.as_bytes(), 0).and_then(|()| Ok(ftruncate(&self.0, text.len() as u64)?));

@@ -6,7 +6,7 @@
 //!                    -> else, one process at a time: what srun has sent, if it has; room, copy, publish --> the copy
 //!                    -> no room, no lock, no cache: a note --------------> the source
 //!
-//! The source is opened first in any case, so nobody uses a copy of what he cannot read.
+//! The source is opened first in any case, so nobody uses a copy of what they cannot read.
 
 pub mod broadcast;
 pub mod cache;
@@ -39,7 +39,7 @@ use cache::Cache;
 use copy::{CopyError, copy};
 pub use evict::Limits;
 use obtain::obtain;
-use progress_sink::{ProgressSink, StderrSink, node, note, progress};
+use progress_sink::{ProgressSink, StderrSink, note, progress};
 use source::{Identity, Original};
 
 /// What the site and the user say about staging.

@@ -19,6 +19,7 @@ use super::progress_sink::{Activity, ProgressSink};
 use super::source::{Identity, Manifest, Original};
 use super::{Provenance, StageError, StagingOptions, changing, unreadable};
 use crate::image::shown;
+use crate::trace::OrDebug;
 
 /// Who waits for another's copy says so after a while,
 const PATIENT: Duration = Duration::from_secs(5);
@@ -52,7 +53,8 @@ pub fn obtain(
                 };
                 let (file, digest) = made?;
                 // Others may have copied at the same time.
-                let _ = evict::reserve(cache, 0, 0, &staging.limits);
+                evict::reserve(cache, 0, 0, &staging.limits)
+                    .or_debug("the copies exceed their limits for now");
                 return Ok((file, digest, Provenance::Copied));
             }
             Turn::Held(who) if who != heard.0 => heard = (who, Instant::now()),

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use mizzen_core::node_name;
+
 use crate::image::shown;
 use crate::progress::Progress;
 use crate::report::report_note;
@@ -23,7 +25,7 @@ pub trait ProgressSink {
     fn note(&mut self, text: &str);
 }
 
-/// The user's terminal, or the output of his job.
+/// The user's terminal, or the output of their job.
 pub struct StderrSink<'a> {
     path: &'a Path,
     progress: Option<(Progress, Activity, u64)>,
@@ -58,7 +60,7 @@ impl ProgressSink for StderrSink<'_> {
 
 /// Shows how far it is.
 pub fn progress(path: &Path, what: &str, total: u64) -> Progress {
-    Progress::new(format!("{}: {}: {what}", node(), shown(path)), total, speaks())
+    Progress::new(format!("{}: {}: {what}", node_name(), shown(path)), total, speaks())
 }
 
 /// Of all processes of a job step that wait, one tells the user.
@@ -67,14 +69,8 @@ fn speaks() -> bool {
     first("SLURM_NODEID") && first("SLURM_LOCALID")
 }
 
-/// The node's name, as Slurm knows it.
-pub fn node() -> String {
-    let own = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| own())
-}
-
 /// Tells the user something that is no failure.
 pub fn note(text: &str, hint: Option<&str>) {
     let hint = hint.map_or_else(String::new, |hint| format!(" ({hint})"));
-    report_note(&format!("{}: {text}{hint}", node()));
+    report_note(&format!("{}: {text}{hint}", node_name()));
 }

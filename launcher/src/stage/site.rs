@@ -25,6 +25,7 @@ use super::source::{Identity, Original};
 use crate::image::{Kind, Opened, identify_opened, shown};
 use crate::mountinfo::{self, MountLine};
 use crate::sys;
+use crate::trace::OrDebug;
 
 /// File systems of the kernel's own, whose files have no content that would stay.
 const PSEUDO: &str = "proc sysfs cgroup cgroup2 debugfs tracefs securityfs selinuxfs smackfs configfs bpf pstore efivarfs fusectl mqueue nsfs \
@@ -42,7 +43,10 @@ pub fn find(directory: &Path, source: &Original, sink: &mut dyn ProgressSink) ->
         }
     };
     // What lies on a mount that root cannot have seen was not copied.
-    let identity = Identity { mount: mount_of(source.file).ok()?, ..source.identity.clone() };
+    let identity = Identity {
+        mount: mount_of(source.file).or_debug("no site copy is looked for")?,
+        ..source.identity.clone()
+    };
     let digest = cache.digest_of(&identity)?;
     match usable(&cache, digest, source, sink) {
         Ok(file) => Some((file, digest)),
@@ -153,7 +157,7 @@ fn descriptor_path(fd: &impl AsRawFd) -> String {
 }
 
 /// What is mounted where the file lies, with the boot of the node: type and source of the file system. The number of its
-/// device alone may be another's tomorrow. A user who mounts something in a namespace of his own, or through FUSE,
+/// device alone may be another's tomorrow. A user who mounts something in a namespace of their own, or through FUSE,
 /// chooses all of it: that is no mount to know a file by.
 fn mount_of(file: &File) -> Result<String, String> {
     let mount = check_mount(&mount_line(file)?)?;

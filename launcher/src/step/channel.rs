@@ -7,6 +7,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use mizzen_core::failure::cause;
 use mizzen_core::handover::{self, OUTCOME_LIMIT, Outcome};
 use mizzen_core::{Failure, Handover, StepReport};
 use nix::errno::Errno;
@@ -19,6 +20,7 @@ use nix::unistd::{Pid, getppid};
 use crate::plan::Facts;
 use crate::sandbox::Namespaces;
 use crate::sys;
+use crate::trace::OrDebug;
 
 /// What the plugin has made for the tasks of a step.
 pub struct StepChannel {
@@ -41,10 +43,10 @@ impl StepChannel {
         let socket = |fd: i32| match sys::own_inherited(fd) {
             Ok(socket) if sys::is_seqpacket(&socket) => Ok(socket),
             Ok(_) => Err(unusable(fd, "is not a socket of Slurm's plugin")),
-            Err(error) => Err(unusable(fd, &format!("cannot be used: {error}"))),
+            Err(error) => Err(unusable(fd, &format!("cannot be used: {}", cause(&error)))),
         };
         let report = sys::own_inherited(handover.report)
-            .map_err(|error| unusable(handover.report, &format!("cannot be used: {error}")))?;
+            .map_err(|error| unusable(handover.report, &format!("cannot be used: {}", cause(&error))))?;
         let report = File::from(report);
         // A file in memory, and nothing that waits, or that is on a disk.
         if !sys::is_sealed_memory(&report) {
@@ -93,17 +95,17 @@ impl StepChannel {
     /// The first task: what Slurm's log is to say of the container.
     pub fn log_ready(&self, text: &str) {
         // The container is there all the same.
-        let _ = self.report.write_ready(text);
+        self.report.write_ready(text).or_debug("slurmd's log will not tell of this container");
     }
 
     /// The first task, when the user has been told: ends those that wait.
     pub fn announce_failure(&self, failure: &Failure) {
-        let _ = self.send_message(&Outcome::Failed(failure.message.clone()), &[]);
+        self.send_message(&Outcome::Failed(failure.clone()), &[]).or_debug("the other tasks are not told");
     }
 
     /// What Slurm's log is to say of a failure that the user has been told.
     pub fn log_failure(&self, failure: &Failure) {
-        let _ = self.report.write_failure(failure, true);
+        self.report.write_failure(failure, true).or_debug("slurmd's log will not tell of this failure");
     }
 
     fn send_message(&self, outcome: &Outcome, fds: &[i32]) -> nix::Result<()> {
@@ -122,7 +124,7 @@ impl StepChannel {
             match self.peek() {
                 Ok((Outcome::Ready, fds)) => return read_message(fds),
                 // The first task has told the user.
-                Ok((Outcome::Failed(why), _)) => return Err(Failure::new(why)),
+                Ok((Outcome::Failed(why), _)) => return Err(why),
                 Err(Errno::EAGAIN) if lives => {}
                 Err(Errno::EAGAIN) => {
                     return Err(Failure::new(
@@ -166,8 +168,8 @@ fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
     let length = facts_file.metadata().map_or(0, |found| found.len());
     let mut text = vec![0; usize::try_from(length).unwrap_or(0)];
     let facts = facts_file.read_exact_at(&mut text, 0).and_then(|()| Ok(serde_json::from_slice(&text)?));
-    let facts: Facts =
-        facts.map_err(|error| Failure::new(format!("cannot read what the first task says: {error}")))?;
+    let facts: Facts = facts
+        .map_err(|error| Failure::new(format!("cannot read what the first task says: {}", cause(&error))))?;
     let uts = facts.hostname.as_ref().map(|_| fds.next().ok_or_else(incomplete)).transpose()?;
     Ok((Namespaces { user, mounts, uts, changes_guard: None }, facts))
 }

@@ -1,7 +1,7 @@
 //! Enters the container of another step of the same job, which runs on this node: for debuggers, profilers and shells.
 //!
 //! Its processes are found by the variable that mizzen gave them, among those of the same user. Entering needs no
-//! privilege beyond that, so a user who forges the variable reaches only what is his own.
+//! privilege beyond that, so a user who forges the variable reaches only what is their own.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -57,7 +57,7 @@ fn find(step: &str) -> Option<(String, Vec<(OsString, OsString)>)> {
     let numbers =
         fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     numbers.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).find_map(|process| {
-        // Root could look into the processes of others; they are not his to join either.
+        // Root could look into the processes of others; they are not root's to join either.
         fs::metadata(format!("/proc/{process}")).ok().filter(|found| found.uid() == geteuid().as_raw())?;
         let environment = read_environment(&fs::read(format!("/proc/{process}/environ")).ok()?);
         let namespace = fs::read_link(format!("/proc/{process}/ns/mnt")).ok()?;

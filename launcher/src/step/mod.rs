@@ -17,7 +17,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{FailureKind, cause, quote};
 use mizzen_core::handover::{self, Accounts, Role};
 use mizzen_core::request::{self, Container};
 use mizzen_core::settings::Verbosity;
@@ -31,7 +31,7 @@ use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Prepared};
 use crate::plan::{Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
-use crate::sandbox::{self, Namespaces, Unstartable};
+use crate::sandbox::{self, Namespaces};
 use crate::slurm::{self, CallerContext};
 use crate::{sys, trace};
 use channel::StepChannel;
@@ -48,11 +48,10 @@ pub fn run() -> ExitCode {
         Ok(taken) => taken,
         Err(failure) => {
             report(&failure);
-            return ExitCode::from(125);
+            return ExitCode::from(failure.kind.exit_code());
         }
     };
-    let Unstartable { code, failure } = start(&handover, &channel);
-    let failure = failure.about(&handover.node);
+    let failure = start(&handover, &channel).about(&handover.node);
     cancel::hold_back_signals();
     let speaks = channel.claim_report();
     if speaks {
@@ -63,10 +62,12 @@ pub fn run() -> ExitCode {
     if matches!(handover.role, Role::Builder { .. }) {
         channel.announce_failure(&failure);
     }
-    if let Some(nodes) = handover.other_nodes.as_ref().filter(|_| speaks && code == 125) {
+    if let Some(nodes) =
+        handover.other_nodes.as_ref().filter(|_| speaks && failure.kind == FailureKind::CannotStart)
+    {
         cancel::end_step(&handover.step, nodes);
     }
-    ExitCode::from(code)
+    ExitCode::from(failure.kind.exit_code())
 }
 
 /// What the plugin says; the program inside is not to see it.
@@ -80,7 +81,7 @@ fn take_handover() -> Result<(Handover, StepChannel), Failure> {
     Ok((handover, channel))
 }
 
-fn start(handover: &Handover, channel: &StepChannel) -> Unstartable {
+fn start(handover: &Handover, channel: &StepChannel) -> Failure {
     let environment: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| name != handover::VARIABLE && name != BROADCAST_VARIABLE)
         .collect();
@@ -90,7 +91,7 @@ fn start(handover: &Handover, channel: &StepChannel) -> Unstartable {
         Request::Host | Request::SlurmRuntime => Err(Failure::new("the request is not for a container")),
     }) {
         Ok(program) => program,
-        Err(failure) => return failure.into(),
+        Err(failure) => return failure,
     };
     sandbox::start(&program)
 }
@@ -211,7 +212,8 @@ fn own_user_namespace(fd: i32) -> Result<OwnedFd, Failure> {
         Failure::new(format!("{}: descriptor {fd} {why}", handover::VARIABLE))
             .hint("only mizzen sets this variable; does a task prolog print it?")
     };
-    let namespace = sys::own_inherited(fd).map_err(|error| unusable(format!("cannot be used: {error}")))?;
+    let namespace =
+        sys::own_inherited(fd).map_err(|error| unusable(format!("cannot be used: {}", cause(&error))))?;
     if !sys::is_user_namespace(&namespace) {
         return Err(unusable("is not a user namespace".to_owned()));
     }

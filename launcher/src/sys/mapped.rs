@@ -21,9 +21,12 @@ impl Mapped {
         unsafe { madvise(null_mut(), 0, Advice::LinuxPopulateRead) }.is_ok()
     }
 
-    /// Maps what the file has from `offset`, a multiple of the page size, on. Only for a file that nobody else makes
-    /// shorter: who reads what is no longer there gets SIGBUS.
-    pub fn new(file: &File, offset: u64, length: usize) -> io::Result<Mapped> {
+    /// Maps what the file has from `offset`, a multiple of the page size, on.
+    ///
+    /// # Safety
+    /// As long as it is mapped, nobody may write to this part of the file, or make the file shorter: whoever reads what is no
+    /// longer there gets SIGBUS.
+    pub unsafe fn new(file: &File, offset: u64, length: usize) -> io::Result<Mapped> {
         // SAFETY: a new mapping at a place that the kernel chooses.
         let begin = unsafe { mmap(null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, offset) }?;
         let begin = NonNull::new(begin.cast()).ok_or(io::ErrorKind::InvalidInput)?;

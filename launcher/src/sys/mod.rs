@@ -215,7 +215,7 @@ pub fn spawn_child(work: impl FnOnce() -> i32) -> io::Result<nix::unistd::Pid> {
     match fork_single_threaded()? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
-            exit_now(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(125))
+            exit_now(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(PANICKED))
         }
     }
 }
@@ -225,19 +225,26 @@ pub fn pidfd_of_self() -> io::Result<OwnedFd> {
     pidfd_of(nix::unistd::getpid().as_raw())
 }
 
-/// Takes over a descriptor that was inherited under a known number.
+/// Takes over a descriptor that was inherited under a known number. Only such ones pass through exec and have no flag to be
+/// closed there; all that this program opens has it, and what was taken over gets it. So none gets two owners.
 pub fn own_inherited(fd: i32) -> io::Result<OwnedFd> {
-    // SAFETY: sets a flag of a descriptor, or fails because there is none.
-    if fd <= 2 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+    // SAFETY: reads and sets a flag of a descriptor, or fails because there is none.
+    let taken = fd > 2
+        && unsafe { libc::fcntl(fd, libc::F_GETFD) } == 0
+        && unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
+    if !taken {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    // SAFETY: open, as was just seen, and nobody else in this program knows of it.
+    // SAFETY: open, and nobody's; see above.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Takes over a descriptor that came in a message.
-pub fn own_received(fd: i32) -> OwnedFd {
-    // SAFETY: the kernel has just made it for the receiver, who passes it on here.
+///
+/// # Safety
+/// The kernel must just have made it for this process, and nobody else may own it.
+unsafe fn own_received(fd: i32) -> OwnedFd {
+    // SAFETY: the caller's promise.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

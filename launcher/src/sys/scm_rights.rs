@@ -38,7 +38,8 @@ pub fn receive_descriptors(
     let mut fds = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(received) = control {
-            fds.extend(received.into_iter().map(super::own_received));
+            // SAFETY: the kernel has just made them for the receiver.
+            fds.extend(received.into_iter().map(|fd| unsafe { super::own_received(fd) }));
         }
     }
     Ok((message.bytes, fds))

@@ -39,8 +39,6 @@ pub use program::{forget_own_option, is_srun, other_owner, own_option, set_varia
 const NAME: &CStr = c"mizzen";
 /// What the tasks become.
 const LAUNCHER: &str = "mizzen-enter";
-/// mizzen failed to start what was asked for, as with docker, podman and env.
-const EXIT_CANNOT_START: c_int = 125;
 
 /// The data symbols by which Slurm knows a plugin. Their names are Slurm's.
 #[allow(non_upper_case_globals)]
@@ -296,7 +294,7 @@ fn end_task(spank: &Spank, failure: &Failure) -> ! {
         }
     }
     // SAFETY: ends the process at once, without the exit handlers that slurmstepd has registered.
-    unsafe { libc::_exit(EXIT_CANNOT_START) }
+    unsafe { libc::_exit(c_int::from(failure.kind.exit_code())) }
 }
 
 /// Tells the user, and Slurm's log.
