@@ -166,7 +166,8 @@ fn from_pairs(pairs: &[(String, Vec<u8>)]) -> Result<Request, Failure> {
     check_path_text(image)?;
     let image = PathBuf::from(OsStr::from_bytes(image));
     if !image.is_absolute() {
-        return Err(Failure::new(format!("\"{}\" is not absolute", quote(image.as_os_str().as_bytes()))));
+        let shown = quote_reference(image.as_os_str().as_bytes());
+        return Err(Failure::new(format!("\"{shown}\" is not absolute")));
     }
     Ok(Request::Container(Container { image, digest, settings }))
 }

@@ -77,6 +77,7 @@ pub fn make_request(spank: &Spank) -> Result<(), Failure> {
     if let Some(Request::Container(_) | Request::Join(_)) = &request {
         multi_prog::check_in_client()?;
         refuse_without_shell()?;
+        refuse_exported_requests()?;
     }
     send(spank, request.as_ref())?;
     if !first {
@@ -116,6 +117,27 @@ fn refuse_without_shell() -> Result<(), Failure> {
     Err(Failure::new("--no-shell: nothing would hand the container on to the steps of this allocation").hint(
         "give the image to every `srun --jobid`, and --container-image=none to salloc if it inherits one",
     ))
+}
+
+/// `--export=ALL,SLURM_CONTAINER=none` would set on the node what contradicts the option.
+fn refuse_exported_requests() -> Result<(), Failure> {
+    let list = spank::own_option(c"export").unwrap_or_default();
+    let ours = |item: &&[u8]| match item.iter().position(|byte| *byte == b'=') {
+        Some(equals) => {
+            let name = &item[..equals];
+            name == SLURM_CONTAINER.as_bytes()
+                || name.starts_with(b"SLURM_MIZZEN_")
+                || name.starts_with(b"SLURM_SPANK_MIZZEN_")
+        }
+        None => false,
+    };
+    match list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii).find(ours) {
+        Some(item) => {
+            Err(Failure::new(format!("--export: \"{}\" beside a container that is asked for", quote(item)))
+                .hint("--container=none runs on the node; leave the variable out of --export"))
+        }
+        None => Ok(()),
+    }
 }
 
 fn own_variables() -> Variables {

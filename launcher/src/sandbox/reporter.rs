@@ -2,7 +2,7 @@
 //!
 //! Run by the watchers of the file servers, as the user.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -72,12 +72,13 @@ pub fn tell(mut stream: &File, failure: &Failure) -> bool {
 }
 
 /// The standard error of a process: the same open file, so that what is written there does not write over the rest. Where
-/// the kernel does not give it (before Linux 5.6), opened anew.
+/// the kernel does not give it (before Linux 5.6, or when the first thread has ended), opened anew.
 fn standard_error(process: i32) -> Option<File> {
     let same = |process| pidfd_getfd(process, 2, PidfdGetfdFlags::empty()).ok();
     sys::pidfd_of(process).ok().and_then(same).map(File::from).or_else(|| {
         let mut options = OpenOptions::new();
         options.append(true).custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK);
-        options.open(format!("/proc/{process}/fd/2")).ok()
+        let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        threads.into_iter().find_map(|thread| options.open(thread.path().join("fd/2")).ok())
     })
 }

@@ -27,6 +27,8 @@ use crate::sys;
 
 /// Who kills all processes of a job does so one after the other, and the watcher is one of them.
 const KILLED_TOGETHER: Duration = Duration::from_millis(500);
+/// To tell the user, and to end the step on its other nodes, takes less. In milliseconds.
+const TELLING: u16 = 12_000;
 /// No report of a server is longer.
 const LIMIT: usize = 4096;
 
@@ -154,6 +156,7 @@ impl Watched<'_> {
                     let container = watch.claim();
                     if let Some(container) = &container {
                         container.stop();
+                        kill_in_any_case(container);
                         let failure = self.damage(kind, text, made != self.version());
                         watch.reporter.hold(container)(&failure);
                         watch.reporter.cancel();
@@ -180,6 +183,7 @@ impl Watched<'_> {
         // Its maker has told the user if the container was not ready; another watcher, if it came first.
         let Some(container) = watch.claim_when_ready() else { return };
         container.stop();
+        kill_in_any_case(&container);
         let tell = watch.reporter.hold(&container);
         let status = waitpid(pid, None);
         if matches!(status, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))) {
@@ -231,6 +235,18 @@ impl Watched<'_> {
             (None, _) => failed("ended").hint(bug),
         }
     }
+}
+
+/// A stream may never take what is written to it, and somebody may kill this process while the container is stopped: then
+/// another one ends the container.
+fn kill_in_any_case(container: &ContainerProcesses) {
+    let Ok(watcher) = sys::pidfd_of_self() else { return };
+    // It ends with the container, and nobody waits for it.
+    let _ = sys::spawn_child(|| {
+        wait_for(watcher.as_fd(), PollFlags::POLLIN, PollTimeout::from(TELLING));
+        container.kill();
+        0
+    });
 }
 
 /// Leaves everything behind that belongs to the job's program.

@@ -1,0 +1,144 @@
+//! What another user of the node can do, and what one does to one's own containers: nothing of it reaches anybody else.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
+
+use mizzen_tests::check::{
+    assert_failed, assert_out, machine, one_node, run_in_time, start_with_busybox, with_busybox, with_images,
+};
+use mizzen_tests::images::{ImageTree, c_program};
+use mizzen_tests::{Cluster, Release, Spec, User, on_every_release};
+
+on_every_release!(an_exported_variable_is_no_way_to_the_node);
+
+/// Bob mounts a file system of his own on a name, over which `allow_other` lets everybody; its server does not answer.
+fn stopped_server(cluster: &Cluster, node: &str, place: &str) {
+    let mount = format!(
+        "mkdir -p ~/x {place} && bindfs -o allow_other,attr_timeout=0,entry_timeout=0 ~/x {place} && pkill -STOP -u bob -x bindfs"
+    );
+    assert_out(&cluster.run_on(node, User::Bob, &mount), 0, "");
+}
+
+fn two_images(name: &str) -> Cluster {
+    let cluster = with_images(Spec { nodes: 1, ..Cluster::spec(name) });
+    let everybody = "echo user_allow_other >> /etc/fuse.conf";
+    assert_out(&cluster.run_on("node1", User::Root, everybody), 0, "");
+    cluster
+}
+
+/// A FUSE server says of its files what it likes: whose they are, and when they were written.
+#[test]
+fn a_directory_that_another_user_serves_is_not_believed() {
+    let cluster = two_images("forged-copies");
+    let forge = "mizzen stage /shared/a.sqsh > /dev/null && cp -a /var/tmp/mizzen-2002 ~/evil && cd ~/evil && copy=$(ls sha256-*) && \
+                 cp -f --remove-destination /shared/b.sqsh $copy && truncate -s $(stat -c %s /shared/a.sqsh) $copy && chmod 400 $copy && touch -d @1 $copy && \
+                 mkdir /var/tmp/mizzen-2001 && bindfs -o allow_other --force-user=2001 --force-group=2001 --create-with-perms=u+rw ~/evil /var/tmp/mizzen-2001 && \
+                 stat -c '%u %a' /var/tmp/mizzen-2001";
+    assert_out(&cluster.run_on("node1", User::Bob, forge), 0, "2001 700\n");
+    let step = "srun --container-image=/shared/a.sqsh --container-stage=always cat /image";
+    assert_out(&run_in_time(&cluster, step), 0, "a\n");
+    // Her copies are elsewhere, and not in his directory.
+    let copies = "ls /var/tmp/mizzen-2001.1 | grep -c sha256; ls ~bob/evil | grep -c sha256";
+    assert_out(&cluster.run_on("node1", User::Root, copies), 0, "1\n1\n");
+}
+
+#[test]
+fn a_server_that_does_not_answer_stops_nobody() {
+    let cluster = two_images("stopped-servers");
+    stopped_server(&cluster, "node1", "/var/tmp/mizzen-2001");
+    stopped_server(&cluster, "node1", "/var/tmp/mizzen-2001-broadcast-x");
+    let step = "srun --container-image=/shared/a.sqsh --container-stage=always cat /image";
+    assert_out(&run_in_time(&cluster, step), 0, "a\n");
+    let listed = cluster.run_on("node1", User::Alice, "mizzen cache list");
+    assert!(listed.code == 0 && listed.stdout.contains("/shared/a.sqsh"), "{}", listed.text());
+    // Changes on disk, as before Linux 6.6.
+    let disk = "mkdir /var/tmp/alice && mount -t tmpfs disk /var/tmp/alice && chmod 1777 /var/tmp/alice";
+    assert_out(&cluster.run_on("node1", User::Root, disk), 0, "");
+    stopped_server(&cluster, "node1", "/var/tmp/alice/mizzen-abcdef");
+    let writable = "TMPDIR=/var/tmp/alice strace -o /dev/null -e inject=fsetxattr:error=EOPNOTSUPP mizzen run --writable /shared/b.sqsh cat /image";
+    let run = cluster.run_on("node1", User::Alice, writable);
+    assert_out(&run, 0, "b\n");
+    cluster.run_on("node1", User::Root, "pkill -KILL -x bindfs");
+}
+
+#[test]
+fn mounts_of_others_below_tmp_do_no_harm() {
+    let cluster = with_busybox("mounts-of-others");
+    let run = "strace -o /dev/null -e inject=mount_setattr:error=ENOSYS mizzen run /shared/bb.sqsh echo ran";
+    for place in ["/tmp/b/m", "/tmp/$(printf '\\377')"] {
+        let mount = format!(
+            "mkdir -p ~/x; mkdir -p -m 700 /tmp/b; mkdir {place}; bindfs --no-allow-other ~/x {place}"
+        );
+        assert_out(&cluster.run_on("ctl", User::Bob, &mount), 0, "");
+        assert_out(&cluster.run_on("ctl", User::Alice, run), 0, "ran\n");
+        let unmount = "pkill -u bob -x bindfs; while grep -q fuse.bindfs /proc/mounts; do sleep 0.05; done";
+        assert_out(&cluster.run_on("ctl", User::Root, unmount), 0, "");
+    }
+}
+
+/// The number of a namespace is another's when a server dies long after its container.
+#[test]
+fn a_server_that_dies_late_ends_no_other_container() {
+    let cluster = with_busybox("late-death");
+    let rounds = cluster.run(
+        "for round in 1 2 3; do mizzen run /shared/bb.sqsh sleep 60 & first=$!; \
+         until pgrep -u alice -x sleep > /dev/null; do sleep 0.05; done; server=$(pgrep -u alice -x mizzen-fuse); \
+         number=$(readlink /proc/$first/ns/mnt); kill -STOP $server; kill -KILL $first; wait $first; sleep 0.2; others=; \
+         for other in $(seq 20); do mizzen run /shared/bb.sqsh sh -c 'sleep 2; echo survived' & others=\"$others $!\"; \
+         until [ \"$(cat /proc/$!/comm)\" = sh ]; do sleep 0.02; done; \
+         [ \"$(readlink /proc/$!/ns/mnt)\" != \"$number\" ] || break; done; \
+         kill -KILL $server; for other in $others; do wait $other || echo $?; done; done 2> /dev/null",
+    );
+    assert!(rounds.stdout.lines().count() >= 3, "{}", rounds.text());
+    assert!(rounds.stdout.lines().all(|line| line == "survived"), "{}", rounds.text());
+}
+
+/// Who kills the watcher too leaves no stopped process behind.
+#[test]
+fn nothing_stays_stopped() {
+    let cluster = with_busybox("stopped");
+    let killed = run_in_time(
+        &cluster,
+        "mizzen run /shared/bb.sqsh sleep 1000 & until pgrep -u alice -x sleep > /dev/null; do sleep 0.05; done; \
+         watcher=$(pgrep -u alice -x mizzen-watch); pkill -KILL -u alice -x mizzen-fuse; \
+         until grep -q '^State:.T' /proc/$!/status; do sleep 0.01; done; kill -KILL $watcher; wait $!; echo $?; pgrep -u alice sleep",
+    );
+    assert_eq!(killed.stdout, "137\n", "{}", killed.text());
+}
+
+/// A program whose first thread has ended cannot be looked at through that.
+#[test]
+fn a_program_without_its_first_thread_is_ended() {
+    let cluster = machine("first-thread");
+    let tree = ImageTree::busybox().unwrap();
+    tree.program("bin/no-first-thread", "").unwrap();
+    std::fs::write(tree.path("bin/no-first-thread"), c_program("no-first-thread").unwrap()).unwrap();
+    cluster.share("thread.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    let ended = run_in_time(
+        &cluster,
+        "mizzen run /shared/thread.sqsh no-first-thread & until grep -q '^State:.Z' /proc/$!/status; do sleep 0.05; done; \
+         pkill -KILL -u alice -x mizzen-fuse; wait $!; echo $?",
+    );
+    assert_eq!(ended.stdout, "137\n", "{}", ended.text());
+    assert_eq!(ended.stderr.matches("its file server was killed").count(), 1, "{}", ended.text());
+}
+
+/// What names the container on the node is no place for a variable of the user's own.
+fn an_exported_variable_is_no_way_to_the_node(release: Release) {
+    let cluster = start_with_busybox(one_node(release, "exported"));
+    let where_am_i = "sh -c '[ -e /shared ] && echo host || echo inside'";
+    for variable in ["SLURM_CONTAINER", "SLURM_MIZZEN_REQUEST", "SLURM_SPANK_MIZZEN_REQUEST"] {
+        let image = "--container-image=/shared/bb.sqsh";
+        for command in [
+            format!("srun --export=ALL,{variable}=none {image} {where_am_i}"),
+            format!("sbatch --quiet --export=ALL,{variable}=none {image} --wrap true"),
+        ] {
+            assert_failed(
+                &cluster.run(&command),
+                1,
+                &format!("--export: \"{variable}=none\" beside a container that is asked for"),
+            );
+        }
+    }
+    let other = "srun --export=ALL,SLURM_CONTAINERS=none --container-image=/shared/bb.sqsh";
+    assert_out(&cluster.run(&format!("{other} {where_am_i}")), 0, "inside\n");
+}
