@@ -30,6 +30,7 @@ use crate::sys;
 /// A server that waits for its device.
 pub struct Server {
     process: OwnedFd,
+    starting: sys::Starting,
     uid: u32,
     gid: u32,
 }
@@ -38,7 +39,9 @@ const UNSTARTED: &str = "cannot start the file server";
 
 /// A server whose files can be mounted.
 pub struct Mountable {
-    server: Server,
+    process: OwnedFd,
+    uid: u32,
+    gid: u32,
     device: File,
 }
 
@@ -63,7 +66,7 @@ impl Server {
         let name = quote(path.as_os_str().as_bytes());
         let mut keep_watching = watch.descriptors();
         keep_watching.extend([from_server.as_fd(), image.file()]);
-        sys::spawn_watched(
+        let starting = sys::spawn_watched(
             &[wait.as_fd(), image.file(), to_watcher.as_fd()],
             || match serve(&wait, image, command, owner, &to_watcher) {
                 Ok(()) => {
@@ -84,23 +87,25 @@ impl Server {
             },
         )
         .map_err(failed)?;
-        Ok(Server { process, uid, gid })
+        Ok(Server { process, starting, uid, gid })
     }
 
     /// Opens the device; called inside the user namespace, where the host's /dev can still be seen.
     pub fn open_device(self) -> Result<Mountable, Failure> {
+        let Server { process, starting, uid, gid } = self;
+        starting.finish().map_err(|error| Failure::caused_by(UNSTARTED, error))?;
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
             Failure::caused_by("cannot open /dev/fuse", error)
                 .or_hint("load the kernel module fuse, and give /dev/fuse mode 0666")
         })?;
-        Ok(Mountable { server: self, device })
+        Ok(Mountable { process, uid, gid, device })
     }
 }
 
 impl Mountable {
     /// Mounts what the server has; called inside the mount namespace.
     pub fn mount(self, place: &Path) -> Result<(), Failure> {
-        let Mountable { server: Server { process, uid, gid }, device } = self;
+        let Mountable { process, uid, gid, device } = self;
         let device_fd = device.as_raw_fd();
         let options = format!(
             "fd={device_fd},rootmode=40755,user_id={uid},group_id={gid},allow_other,default_permissions"

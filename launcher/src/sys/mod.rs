@@ -40,18 +40,19 @@ pub fn spawn_detached(keep: &[BorrowedFd], work: impl FnOnce()) -> io::Result<()
     spawn_orphan(|| {
         keep_only(keep);
         work();
-    })
+    })?
+    .finish()
 }
 
 /// The same for two processes: one that runs `work` and exits with its result, and its parent, which runs `watch`, or
-/// `unstarted` if the other cannot be started. Each has descriptors of its own.
+/// `unstarted` if the other cannot be started. Each has descriptors of its own. The caller goes on meanwhile.
 pub fn spawn_watched(
     keep: &[BorrowedFd],
     work: impl FnOnce() -> i32,
     keep_watching: &[BorrowedFd],
     watch: impl FnOnce(nix::unistd::Pid),
     unstarted: impl FnOnce(&io::Error),
-) -> io::Result<()> {
+) -> io::Result<Starting> {
     spawn_orphan(|| {
         // A caller may ignore the end of children; then nobody would hear how this one ended.
         let _ = reset_signal(Signal::SIGCHLD);
@@ -72,13 +73,32 @@ pub fn spawn_watched(
 /// The exit code of Rust programs that end by a panic.
 const PANICKED: i32 = 101;
 
-fn spawn_orphan(work: impl FnOnce()) -> io::Result<()> {
-    match fork_single_threaded()? {
-        // The child exits with the error of its own fork. Whoever ignores SIGCHLD does not learn it.
-        ForkResult::Parent { child } => match waitpid(child, None) {
-            Ok(WaitStatus::Exited(_, errno)) if errno != 0 => Err(io::Error::from_raw_os_error(errno)),
+/// A process that is being started as nobody's child: the one between, which is a child for a moment.
+#[must_use]
+pub struct Starting(Option<nix::unistd::Pid>);
+
+impl Starting {
+    /// Waits until it is nobody's child, or could not be started.
+    pub fn finish(mut self) -> io::Result<()> {
+        // The one between exits with the error of its own fork. Whoever ignores SIGCHLD does not learn it.
+        match self.0.take().map(|between| waitpid(between, None)) {
+            Some(Ok(WaitStatus::Exited(_, errno))) if errno != 0 => Err(io::Error::from_raw_os_error(errno)),
             _ => Ok(()),
-        },
+        }
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some(between) = self.0 {
+            let _ = waitpid(between, None);
+        }
+    }
+}
+
+fn spawn_orphan(work: impl FnOnce()) -> io::Result<Starting> {
+    match fork_single_threaded()? {
+        ForkResult::Parent { child } => Ok(Starting(Some(child))),
         ForkResult::Child => {
             let _ = setsid();
             let _ = SigSet::all().thread_block();
