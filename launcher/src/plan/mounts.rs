@@ -253,3 +253,135 @@ fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Moun
     };
     Ok(Mount { what, target, flags: option.flags, origin: Some(origin), why: origin.name_of(Key::Mounts) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::DirectoryTree;
+    use crate::image::testing::Scratch;
+    use mizzen_core::options::parse_mounts;
+    use mizzen_core::settings::Settings;
+
+    /// An image with the usual directories, and a host with a home and a current directory below it.
+    fn image() -> (Scratch, DirectoryTree) {
+        let scratch = Scratch::new();
+        for directory in ["bin", "etc", "dev", "proc", "sys", "tmp", "opt/app", "mnt"] {
+            scratch.directory(directory);
+        }
+        scratch.file("opt/file", "");
+        scratch.link("link", "opt/app");
+        let tree = DirectoryTree::open(scratch.path()).unwrap();
+        (scratch, tree)
+    }
+
+    fn decided(options: &RunOptions, host: &Host, tree: &dyn Tree) -> Result<Vec<Mount>, Failure> {
+        let identity = Identity::new(host, false);
+        let others = Others { mpi: &[], host_libraries: &HostLibraries::default() };
+        decide(options, tree, host, &identity, &others, &mut Vec::new())
+    }
+
+    fn with_mounts(texts: &[(&str, Origin)]) -> RunOptions {
+        let mounts = texts.iter().flat_map(|(text, origin)| {
+            parse_mounts(text.as_ref()).unwrap().into_iter().map(move |mount| (mount, *origin))
+        });
+        RunOptions { mounts: mounts.collect(), ..RunOptions::default() }
+    }
+
+    /// Where something is mounted, in order, without what every container has.
+    fn targets(options: &RunOptions, host: &Host) -> Vec<String> {
+        let (_scratch, tree) = image();
+        let mounts = decided(options, host, &tree).unwrap();
+        let usual = |mount: &&Mount| mount.origin.is_some() || mount.why.starts_with("default: ");
+        mounts.iter().filter(usual).map(|mount| mount.target.display().to_string()).collect()
+    }
+
+    #[test]
+    fn every_container_has_these() {
+        let (_scratch, tree) = image();
+        let mounts = decided(&RunOptions::default(), &Host::for_tests(), &tree).unwrap();
+        let found: Vec<&Path> = mounts.iter().map(|mount| mount.target.as_path()).collect();
+        for place in ["/dev", "/proc", "/sys", "/tmp", "/etc/passwd", "/etc/group"].map(Path::new) {
+            assert!(found.contains(&place), "{place:?} {found:?}");
+        }
+        assert!(mounts.iter().all(|mount| mount.origin.is_none()));
+    }
+
+    #[test]
+    fn settings_decide_what_of_the_host_is_there() {
+        let home = Scratch::new();
+        home.directory("work");
+        let host = Host {
+            home: Some(home.path().to_owned()),
+            cwd: Some(home.path().join("work")),
+            ..Host::for_tests()
+        };
+        let with = |settings: Settings| RunOptions { settings, ..RunOptions::default() };
+        let own = |host: &Host, settings: Settings| {
+            let (_scratch, tree) = image();
+            let mounts = decided(&with(settings), host, &tree).unwrap();
+            let below = |mount: &&Mount| mount.target.starts_with(home.path());
+            mounts.iter().filter(below).map(|mount| mount.why.clone()).collect::<Vec<_>>()
+        };
+        // The current directory is in the home.
+        assert_eq!(own(&host, Settings::default()), ["default: the home directory"]);
+        let without = own(&host, Settings { mount_home: Some(false), ..Settings::default() });
+        assert_eq!(without, Vec::<String>::new(), "neither the home nor what is below it");
+    }
+
+    #[test]
+    fn mounts_of_users_and_sites_have_their_places() {
+        let source = Scratch::new();
+        source.directory("d/b");
+        source.file("f", "");
+        let (d, f) = (source.path().join("d"), source.path().join("f"));
+        let (d, f) = (d.display(), f.display());
+        let host = Host::for_tests();
+        for (mounts, expected) in [
+            (vec![(format!("{d}:/mnt/a"), Origin::Option)], vec!["/mnt/a"]),
+            // Parents first, in whatever order they are given.
+            (vec![(format!("{d}:/mnt/a/b,{d}:/mnt/a"), Origin::Option)], vec!["/mnt/a", "/mnt/a/b"]),
+            // On the same place the user's holds, not the site's.
+            (
+                vec![(format!("{d}:/mnt"), Origin::Site), ("tmpfs:/mnt".to_owned(), Origin::Option)],
+                vec!["/mnt"],
+            ),
+            // A link of the image is followed inside the image.
+            (vec![(format!("{d}:/link"), Origin::Option)], vec!["/opt/app"]),
+            (vec![(format!("{f}:/opt/file"), Origin::StepOption)], vec!["/opt/file"]),
+        ] {
+            let texts: Vec<(&str, Origin)> =
+                mounts.iter().map(|(text, origin)| (text.as_str(), *origin)).collect();
+            let found = targets(&with_mounts(&texts), &host);
+            let found: Vec<&str> =
+                found.iter().map(String::as_str).filter(|target| !target.starts_with("/etc/")).collect();
+            assert_eq!(found, expected, "{mounts:?}");
+        }
+    }
+
+    #[test]
+    fn bad_mounts_name_who_wants_them() {
+        let (_scratch, tree) = image();
+        for (text, origin, message) in [
+            ("/no/such:/mnt", Origin::Option, "--mount: /no/such: "),
+            ("/no/such:/mnt", Origin::StepOption, "--container-mounts: /no/such: "),
+            ("/no/such:/mnt", Origin::Site, "mizzen.toml: mounts: /no/such: "),
+            ("/etc:/mnt:squashfs", Origin::Option, "--mount: /etc: not a file"),
+        ] {
+            let failure = decided(&with_mounts(&[(text, origin)]), &Host::for_tests(), &tree).unwrap_err();
+            assert!(failure.message.starts_with(message), "{failure:?}");
+            assert!(failure.hint.is_some(), "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn an_own_host_name_can_be_looked_up() {
+        let (_scratch, tree) = image();
+        let mut settings = Settings::default();
+        settings.set(Key::Hostname, b"surely-not-there").unwrap();
+        let mounts =
+            decided(&RunOptions { settings, ..RunOptions::default() }, &Host::for_tests(), &tree).unwrap();
+        let hosts = mounts.iter().find(|mount| mount.target == Path::new(HOSTS)).unwrap();
+        let MountKind::File(content) = &hosts.what else { panic!("{hosts:?}") };
+        assert!(content.ends_with(b"\n127.0.1.1 surely-not-there\n"));
+    }
+}

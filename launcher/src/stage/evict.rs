@@ -207,3 +207,77 @@ fn remove_anything(cache: &Cache, name: &str) -> bool {
     // By path, but in a directory that nobody else can write to. std follows no links here.
     cache.remove(name).is_ok() || std::fs::remove_dir_all(cache.path.join(name)).is_ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::testing::Scratch;
+    use crate::stage::cache::copy_name;
+    use rustix::fs::{FlockOperation, Timespec, Timestamps, flock, futimens};
+    use std::fs::File;
+
+    /// A cache with copies of these sizes; the first was not used for the longest time.
+    fn cache_of(sizes: &[u64]) -> (Scratch, Cache) {
+        let scratch = Scratch::new();
+        let cache = Cache::open(scratch.path()).unwrap();
+        for (index, size) in sizes.iter().enumerate() {
+            let file = File::create(cache.path.join(name_of(index))).unwrap();
+            file.set_len(*size).unwrap();
+            let used = Timespec { tv_sec: 1000 + index as i64, tv_nsec: 0 };
+            futimens(&file, &Timestamps { last_access: used, last_modification: used }).unwrap();
+        }
+        (scratch, cache)
+    }
+
+    fn name_of(index: usize) -> String {
+        copy_name(Digest::new([index as u8; 32]))
+    }
+
+    fn limited_to(max_size: u64) -> Limits {
+        Limits { max_size: Some(Amount::Bytes(max_size)), keep_free: None }
+    }
+
+    #[test]
+    fn what_was_not_used_for_the_longest_time_goes_first() {
+        // Sizes of the copies, the limit, what is needed, which are left; None: there is no room.
+        let table: [(&[u64], u64, u64, Option<&[usize]>); 8] = [
+            (&[], 100, 50, Some(&[])),
+            (&[30, 30, 30], 100, 10, Some(&[0, 1, 2])),
+            (&[30, 30, 30], 100, 11, Some(&[1, 2])),
+            (&[30, 30, 30], 100, 41, Some(&[2])),
+            (&[10, 80, 10], 100, 5, Some(&[1, 2])),
+            (&[30, 30, 30], 100, 100, Some(&[])),
+            // What cannot have room in any case costs nobody a copy.
+            (&[30, 30, 30], 100, 101, None),
+            (&[30, 30, 30], 60, 0, Some(&[1, 2])),
+        ];
+        for (sizes, limit, needed, left) in table {
+            let (_scratch, cache) = cache_of(sizes);
+            let made = reserve(&cache, needed, 0, &limited_to(limit));
+            assert_eq!(made.is_ok(), left.is_some(), "{sizes:?} {limit} {needed}");
+            let all: Vec<usize> = (0..sizes.len()).collect();
+            let there: Vec<usize> =
+                all.iter().copied().filter(|index| cache.path.join(name_of(*index)).exists()).collect();
+            assert_eq!(there, left.unwrap_or(&all), "{sizes:?} {limit} {needed}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_use_stays() {
+        let (_scratch, cache) = cache_of(&[30, 30, 30]);
+        let used = File::open(cache.path.join(name_of(0))).unwrap();
+        flock(&used, FlockOperation::LockShared).unwrap();
+        assert!(reserve(&cache, 30, 0, &limited_to(100)).is_ok());
+        assert!(cache.path.join(name_of(0)).exists() && !cache.path.join(name_of(1)).exists());
+        let Err(why) = reserve(&cache, 80, 0, &limited_to(100)) else { panic!("there is no room") };
+        assert!(why.starts_with("no room for 0.0 MB in "), "{why}");
+    }
+
+    #[test]
+    fn so_much_is_freed_whatever_the_limits_say() {
+        let (_scratch, cache) = cache_of(&[30, 30, 30]);
+        assert!(reserve(&cache, 0, 31, &limited_to(1000)).is_ok());
+        let left = list_copies(&cache).unwrap();
+        assert_eq!(left.iter().map(|copy| copy.name.clone()).collect::<Vec<_>>(), [name_of(2)]);
+    }
+}

@@ -95,3 +95,84 @@ fn text_of(file: &File) -> String {
     let length = file.read_at(&mut text, 0).unwrap_or(0);
     mizzen_core::failure::quote(&text[..length])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::testing::Scratch;
+
+    fn held(cache: &Cache, name: &str) -> Option<String> {
+        match attempt(cache, name).unwrap() {
+            Turn::Mine(_) => None,
+            Turn::Held(who) => Some(who),
+        }
+    }
+
+    #[test]
+    fn one_at_a_time_and_the_others_know_who() {
+        let scratch = Scratch::new();
+        let cache = Cache::open(scratch.path()).unwrap();
+        let Turn::Mine(lock) = attempt(&cache, "a.lock").unwrap() else { panic!("nobody else has it") };
+        let own = format!("process {} on {}", std::process::id(), mizzen_core::node_name());
+        assert_eq!(held(&cache, "a.lock"), Some(own.clone()));
+        assert_eq!(held(&cache, "b.lock"), None, "another one");
+        lock.say(": 5 of 10 bytes");
+        assert_eq!(held(&cache, "a.lock"), Some(own + ": 5 of 10 bytes"));
+        drop(lock);
+        assert_eq!(held(&cache, "a.lock"), None);
+    }
+
+    #[test]
+    fn a_wait_has_an_end_and_names_the_holder() {
+        let scratch = Scratch::new();
+        let cache = Cache::open(scratch.path()).unwrap();
+        let lock = patient(&cache, "a.lock", Duration::ZERO).unwrap();
+        let Err(why) = patient(&cache, "a.lock", Duration::from_millis(50)) else { panic!("it is held") };
+        assert!(why.contains("a.lock is held by process "), "{why}");
+        drop(lock);
+        assert!(patient(&cache, "a.lock", Duration::ZERO).is_ok());
+    }
+
+    /// The kernel gives a lock back when its holder is killed.
+    #[test]
+    fn a_lock_ends_with_its_holder() {
+        let scratch = Scratch::new();
+        let cache = Cache::open(scratch.path()).unwrap();
+        drop(attempt(&cache, "a.lock").unwrap());
+        let path = cache.path.join("a.lock");
+        let mut holder = std::process::Command::new("flock")
+            .args([path.as_os_str(), "sleep".as_ref(), "100".as_ref()])
+            .spawn()
+            .unwrap();
+        while held(&cache, "a.lock").is_none() {
+            std::thread::sleep(PAUSE);
+        }
+        // flock(1) has handed the lock to its child as well.
+        let child = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", holder.id())).unwrap();
+        for process in child.split_whitespace().map(|pid| pid.parse().unwrap()).chain([holder.id() as i32]) {
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(process), nix::sys::signal::Signal::SIGKILL)
+                .unwrap();
+        }
+        holder.wait().unwrap();
+        assert!(patient(&cache, "a.lock", Duration::from_secs(5)).is_ok());
+    }
+
+    #[test]
+    fn a_file_that_was_removed_is_no_lock_any_more() {
+        let scratch = Scratch::new();
+        let cache = Cache::open(scratch.path()).unwrap();
+        let old = patient(&cache, "a.lock", Duration::ZERO).unwrap();
+        std::fs::remove_file(cache.path.join("a.lock")).unwrap();
+        assert_eq!(held(&cache, "a.lock"), None, "it is another file");
+        drop(old);
+    }
+
+    #[test]
+    fn what_cannot_be_locked_is_named() {
+        let scratch = Scratch::new();
+        let cache = Cache::open(scratch.path()).unwrap();
+        std::os::unix::fs::symlink("elsewhere", cache.path.join("a.lock")).unwrap();
+        let Err(why) = attempt(&cache, "a.lock") else { panic!("a link is not followed") };
+        assert!(why.ends_with("a.lock: cannot lock: Too many levels of symbolic links"), "{why}");
+    }
+}
