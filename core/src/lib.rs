@@ -15,6 +15,7 @@ pub mod handover;
 pub mod image;
 pub mod limits;
 pub mod options;
+pub mod precedence;
 pub mod request;
 pub mod settings;
 pub mod slurm_conf;

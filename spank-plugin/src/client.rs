@@ -1,14 +1,13 @@
-//! srun, sbatch and salloc, as the user: turn the options into one request before anything is submitted.
-//!
-//! Each setting by itself comes from the first of these that has it: an option, the container that the enclosing
-//! job hands down, a variable MIZZEN_CONTAINER_…; mizzen.toml is left to the node.
+//! srun, sbatch and salloc, as the user: turn the options into one request before anything is submitted. Which of them wins is
+//! in `core/src/precedence.rs`.
 
 use std::env::{var_os, vars_os};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use mizzen_core::failure::quote;
-use mizzen_core::request::{self, Container, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
+use mizzen_core::precedence::{self, Named, Surroundings, Typed};
+use mizzen_core::request::{self, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Config, Failure, Request, Settings, Variables};
@@ -184,64 +183,40 @@ fn component_request(
             "give the image with --container; --container-join enters the container of a running step",
         ));
     }
-    let typed = options::settings(reported)?;
     let last = |meaning| reported.iter().rfind(|option| option.meaning() == Some(meaning));
-    if let Some(join) = last(Meaning::Join) {
-        if last(Meaning::Image).is_some() || slurms_own_option().is_some() || typed != Settings::default() {
-            return Err(Failure::new("--container-join and other options of a container")
-                .hint("the container of the other step is taken as it is"));
-        }
-        return Request::from_join(&join.value).map(Some).map_err(|failure| failure.about(join.name()));
+    let typed = Typed {
+        image: named_image(last(Meaning::Image))?,
+        join: last(Meaning::Join).map(|option| option.value.clone()),
+        settings: options::settings(reported)?,
+        first_option: reported.first().map(Reported::name),
+    };
+    precedence::merge(typed, inherited, variables, &mut Client)
+}
+
+/// What only this program knows.
+struct Client;
+
+impl Surroundings for Client {
+    fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure> {
+        let config = Config::load(&state::lock().config_source()?)?;
+        let request = Request::from_option(option, value, &self.directory()?, &config)?;
+        spank::unset_variable(SLURM_CONTAINER);
+        oci::spare_pmix()?;
+        Ok(request)
     }
-    let ours = last(Meaning::Image).map(|option| (option.name(), option.value.clone()));
-    let outermost = Some(variables).filter(|_| inherited.is_none());
-    let request = match named_image(ours, outermost)? {
-        Some(Named::SlurmRuntime) => Some(Request::SlurmRuntime),
-        Some(Named::Image { option, value }) => Some(image_request(&option, &value)?),
-        None if typed != Settings::default() && !matches!(inherited, Some(Request::Container(_))) => {
-            let option = reported.first().map(Reported::name).unwrap_or_default();
-            return Err(Failure::new(format!("{option}: without a container"))
-                .hint("give the image with --container=IMAGE"));
-        }
-        None => inherited.clone(),
-    };
-    let Some(Request::Container(Container { image, digest, .. })) = request else { return Ok(request) };
-    // Not before there is a container: nothing that is wrong with a variable may end a job without one.
-    let lower = match inherited {
-        Some(Request::Container(container)) => container.settings,
-        Some(_) => Settings::default(),
-        None => variables.settings()?,
-    };
-    let settings = typed.or(lower).absolute(&current_directory()?);
-    Ok(Some(Request::Container(Container { image, digest, settings })))
+
+    fn directory(&mut self) -> Result<PathBuf, Failure> {
+        std::env::current_dir()
+            .map_err(|error| Failure::caused_by("cannot find the current directory", error))
+    }
 }
 
-fn current_directory() -> Result<PathBuf, Failure> {
-    std::env::current_dir().map_err(|error| Failure::caused_by("cannot find the current directory", error))
-}
-
-fn image_request(option: &str, value: &[u8]) -> Result<Request, Failure> {
-    let config = Config::load(&state::lock().config_source()?)?;
-    let request = Request::from_option(option, value, &current_directory()?, &config)?;
-    spank::unset_variable(SLURM_CONTAINER);
-    oci::spare_pmix()?;
-    Ok(request)
-}
-
-/// What names the image.
-enum Named {
-    Image { option: String, value: Vec<u8> },
-    SlurmRuntime,
-}
-
-/// The image that an option names, or, in the outermost command, a variable.
-fn named_image(
-    ours: Option<(String, Vec<u8>)>,
-    outermost: Option<&Variables>,
-) -> Result<Option<Named>, Failure> {
+/// The image that an option names: Slurm's own, or ours.
+fn named_image(ours: Option<&Reported>) -> Result<Option<Named>, Failure> {
     match (slurms_own_option(), ours) {
-        (Some(slurms), Some((_, ours))) if slurms != ours => {
-            let message = format!("--container={} and --container-image={}", quote(&slurms), quote(&ours));
+        (Some(slurms), Some(ours)) if slurms != ours.value => {
+            let message =
+                format!("--container={} and --container-image={}", quote(&slurms), quote(&ours.value));
             Err(Failure::new(format!("{message}: two images for one container"))
                 .hint("give one of them; the variable SLURM_CONTAINER counts as --container"))
         }
@@ -252,11 +227,8 @@ fn named_image(
             Ok(Some(Named::SlurmRuntime))
         }
         (Some(value), _) => Ok(Some(Named::Image { option: "--container".to_owned(), value })),
-        (None, Some((option, value))) => Ok(Some(Named::Image { option, value })),
-        (None, None) => {
-            let variable = outermost.map(Variables::image).transpose()?.flatten();
-            Ok(variable.map(|(name, value)| Named::Image { option: name.to_owned(), value: value.to_vec() }))
-        }
+        (None, Some(ours)) => Ok(Some(Named::Image { option: ours.name(), value: ours.value.clone() })),
+        (None, None) => Ok(None),
     }
 }
 

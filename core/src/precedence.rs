@@ -1,0 +1,214 @@
+//! Which container a job or step gets, of all that are asked for. Runs in srun, sbatch and salloc, as the user.
+//!
+//! Each setting by itself comes from the first of these that has it: an option, the container that the enclosing job hands
+//! down, a variable MIZZEN_CONTAINER_…; mizzen.toml is left to the node.
+
+use std::path::PathBuf;
+
+use crate::request::Container;
+use crate::{Failure, Request, Settings, Variables};
+
+/// What was typed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Typed {
+    /// The image, or what stands for it.
+    pub image: Option<Named>,
+    /// `--container-join`.
+    pub join: Option<Vec<u8>>,
+    /// The settings.
+    pub settings: Settings,
+    /// The first option that was typed, for messages.
+    pub first_option: Option<String>,
+}
+
+/// What names the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// An option or variable, and its value.
+    Image {
+        /// Its name in messages.
+        option: String,
+        /// What it says.
+        value: Vec<u8>,
+    },
+    /// `--container`, where Slurm runs containers itself.
+    SlurmRuntime,
+}
+
+/// What the merger has to ask for.
+pub trait Surroundings {
+    /// Finds the image, and sees that it is one.
+    fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure>;
+
+    /// Where relative paths begin.
+    fn directory(&mut self) -> Result<PathBuf, Failure>;
+}
+
+/// The request, if a container is asked for. `inherited` is that of the enclosing job; the variables count only where there
+/// is none.
+pub fn merge(
+    typed: Typed,
+    inherited: Option<Request>,
+    variables: &Variables,
+    surroundings: &mut dyn Surroundings,
+) -> Result<Option<Request>, Failure> {
+    if let Some(step) = &typed.join {
+        if typed.image.is_some() || typed.settings != Settings::default() {
+            return Err(Failure::new("--container-join and other options of a container")
+                .hint("the container of the other step is taken as it is"));
+        }
+        return Request::from_join(step).map(Some).map_err(|failure| failure.about("--container-join"));
+    }
+    let image = match typed.image {
+        None if inherited.is_none() => variables
+            .image()?
+            .map(|(name, value)| Named::Image { option: name.to_owned(), value: value.to_vec() }),
+        image => image,
+    };
+    let request = match image {
+        Some(Named::SlurmRuntime) => Some(Request::SlurmRuntime),
+        Some(Named::Image { option, value }) => Some(surroundings.find_image(&option, &value)?),
+        None if typed.settings != Settings::default()
+            && !matches!(inherited, Some(Request::Container(_))) =>
+        {
+            let option = typed.first_option.unwrap_or_default();
+            return Err(Failure::new(format!("{option}: without a container"))
+                .hint("give the image with --container=IMAGE"));
+        }
+        None => inherited.clone(),
+    };
+    let Some(Request::Container(Container { image, digest, .. })) = request else { return Ok(request) };
+    // Not before there is a container: nothing that is wrong with a variable may end a job without one.
+    let lower = match inherited {
+        Some(Request::Container(container)) => container.settings,
+        Some(_) => Settings::default(),
+        None => variables.settings()?,
+    };
+    let settings = typed.settings.or(lower).absolute(&surroundings.directory()?);
+    Ok(Some(Request::Container(Container { image, digest, settings })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Key;
+
+    struct Here;
+
+    impl Surroundings for Here {
+        fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure> {
+            match value {
+                b"none" => Ok(Request::Host),
+                b"missing" => Err(Failure::new("no such image").about(option)),
+                _ => Ok(container(&String::from_utf8_lossy(value), &[])),
+            }
+        }
+
+        fn directory(&mut self) -> Result<PathBuf, Failure> {
+            Ok("/here".into())
+        }
+    }
+
+    fn settings(pairs: &[(Key, &str)]) -> Settings {
+        let mut settings = Settings::default();
+        pairs.iter().for_each(|(key, value)| settings.set(*key, value.as_bytes()).unwrap());
+        settings
+    }
+
+    fn container(image: &str, pairs: &[(Key, &str)]) -> Request {
+        let image = PathBuf::from("/images").join(image);
+        Request::Container(Container { image, digest: None, settings: settings(pairs) })
+    }
+
+    fn typed(image: Option<&str>, pairs: &[(Key, &str)]) -> Typed {
+        let named = |value: &str| Named::Image { option: "--container".to_owned(), value: value.into() };
+        let first_option = pairs.first().map(|(key, _)| format!("--container-{}", key.name()));
+        Typed { image: image.map(named), settings: settings(pairs), first_option, join: None }
+    }
+
+    fn variables(pairs: &[(&'static str, &'static str)]) -> Variables {
+        Variables::of(pairs.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())))
+    }
+
+    #[test]
+    fn the_first_that_has_it_wins() {
+        let home = [(Key::MountHome, "no")];
+        let outer = || Some(container("outer", &[(Key::Writable, "yes"), (Key::MountHome, "yes")]));
+        let image = ("MIZZEN_CONTAINER", "variable");
+        let writable = ("MIZZEN_CONTAINER_WRITABLE", "yes");
+        for (what, asked, inherited, environment, expected) in [
+            ("nothing", typed(None, &[]), None, &[][..], None),
+            ("an option", typed(Some("a"), &home), None, &[], Some(container("a", &home))),
+            ("a variable", typed(None, &[]), None, &[image], Some(container("variable", &[]))),
+            ("an option over a variable", typed(Some("a"), &[]), None, &[image], Some(container("a", &[]))),
+            (
+                "a variable's setting with an option's image",
+                typed(Some("a"), &[]),
+                None,
+                &[writable],
+                Some(container("a", &[(Key::Writable, "yes")])),
+            ),
+            ("the enclosing job's", typed(None, &[]), outer(), &[image, writable], outer()),
+            (
+                "an option's setting in the enclosing job's",
+                typed(None, &home),
+                outer(),
+                &[],
+                Some(container("outer", &[(Key::Writable, "yes"), (Key::MountHome, "no")])),
+            ),
+            (
+                "another image with the enclosing job's settings",
+                typed(Some("a"), &[]),
+                outer(),
+                &[],
+                Some(container("a", &[(Key::Writable, "yes"), (Key::MountHome, "yes")])),
+            ),
+            ("none", typed(Some("none"), &[]), outer(), &[], Some(Request::Host)),
+            (
+                "the enclosing job's none",
+                typed(None, &[]),
+                Some(Request::Host),
+                &[image],
+                Some(Request::Host),
+            ),
+            (
+                "another image in a job on the host",
+                typed(Some("a"), &[]),
+                Some(Request::Host),
+                &[writable],
+                Some(container("a", &[])),
+            ),
+        ] {
+            assert_eq!(merge(asked, inherited, &variables(environment), &mut Here), Ok(expected), "{what}");
+        }
+    }
+
+    #[test]
+    fn relative_paths_begin_where_the_command_was_typed() {
+        let merged = merge(typed(Some("a"), &[(Key::Workdir, "w")]), None, &Variables::NONE, &mut Here);
+        assert_eq!(merged, Ok(Some(container("a", &[(Key::Workdir, "/here/w")]))));
+    }
+
+    #[test]
+    fn a_join_takes_the_container_as_it_is() {
+        let join = |asked: Typed| {
+            merge(Typed { join: Some(b"0".to_vec()), ..asked }, None, &Variables::NONE, &mut Here)
+        };
+        assert_eq!(join(typed(None, &[])), Ok(Some(Request::Join("0".to_owned()))));
+        let message = "--container-join and other options of a container";
+        assert_eq!(join(typed(Some("a"), &[])).unwrap_err().message, message);
+        assert_eq!(join(typed(None, &[(Key::MountHome, "no")])).unwrap_err().message, message);
+    }
+
+    #[test]
+    fn what_is_wrong_counts_only_where_there_is_a_container() {
+        let bad = [("MIZZEN_CONTAINER_WRITABLE", "x")];
+        assert_eq!(merge(typed(None, &[]), None, &variables(&bad), &mut Here), Ok(None));
+        let failure = merge(typed(Some("a"), &[]), None, &variables(&bad), &mut Here).unwrap_err();
+        assert_eq!(failure.message, "MIZZEN_CONTAINER_WRITABLE: \"x\" is not a size");
+        let alone = merge(typed(None, &[(Key::MountHome, "no")]), None, &Variables::NONE, &mut Here);
+        assert_eq!(alone.unwrap_err().message, "--container-mount-home: without a container");
+        let missing = merge(typed(Some("missing"), &[]), None, &Variables::NONE, &mut Here);
+        assert_eq!(missing.unwrap_err().message, "--container: no such image");
+    }
+}
