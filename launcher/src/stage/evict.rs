@@ -239,8 +239,9 @@ mod tests {
 
     #[test]
     fn what_was_not_used_for_the_longest_time_goes_first() {
-        // Sizes of the copies, the limit, what is needed, which are left; None: there is no room.
-        let table: [(&[u64], u64, u64, Option<&[usize]>); 8] = [
+        /// Sizes of the copies, the limit, what is needed, which are left; None: there is no room.
+        type Case<'a> = (&'a [u64], u64, u64, Option<&'a [usize]>);
+        let table: [Case; 8] = [
             (&[], 100, 50, Some(&[])),
             (&[30, 30, 30], 100, 10, Some(&[0, 1, 2])),
             (&[30, 30, 30], 100, 11, Some(&[1, 2])),
