@@ -16,7 +16,7 @@
 //! end of a shim, however it comes, ends its command. Nothing is on disk, so nothing is left behind.
 //!
 //! What the image sets for its own programs (PATH, LD_LIBRARY_PATH, …) must not reach the host's, and the programs
-//! of the new step must have it again: `inside` has the rule.
+//! of the new step must have it again: `caller_context` has the rule.
 //!
 //! | file      | runs                                                          |
 //! |-----------|---------------------------------------------------------------|
@@ -24,7 +24,7 @@
 //! | `host`    | outside: the helper                                           |
 //! | `command` | outside: the helper's child that looks after one real command |
 //! | `wire`    | what they say to each other                                   |
-//! | `inside`  | the environment on its way out, and in again on any node      |
+//! | `caller_context` | the environment on its way out, and in again on any node |
 
 pub mod caller_context;
 mod command;
