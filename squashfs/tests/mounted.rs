@@ -27,7 +27,12 @@ fn isolated(test: &str) -> bool {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
-    let output = command.env("SQFS_TEST_ISOLATED", "1").output().expect("unshare can be started");
+    // In the new pid namespace every run has the same process id: the directory that is its own comes from here.
+    let dir = TempDir::new(test);
+    let output = command
+        .envs([("SQFS_TEST_ISOLATED", "1".as_ref()), ("TMPDIR", dir.0.as_os_str())])
+        .output()
+        .expect("unshare can be started");
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
     false

@@ -1,7 +1,5 @@
 //! What is built and installed: the files themselves, without Slurm.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
@@ -85,6 +83,7 @@ fn the_shipped_bindings_fit_the_headers_of_every_release() {
             .args([
                 "build",
                 "--quiet",
+                "--jobs=1", // beside tests that measure time
                 "-p",
                 "spank-mizzen",
                 "--features",

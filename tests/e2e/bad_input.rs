@@ -1,8 +1,6 @@
 //! What users, other users and the node's files can give the launcher that is not as it should be: names that are taken,
 //! strange masks and limits, streams that are closed or full, files without an end, and nesting without measure.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::time::{Duration, Instant};
 
 use mizzen_tests::check::{assert_failed, assert_out, run_in_time, with_busybox};

@@ -1,7 +1,5 @@
 //! Mounts whose places are behind links of the host or would be on it, and very many mounts.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, assert_out, with_busybox};
 

@@ -1,8 +1,6 @@
 //! Jobs from where mizzen is not: a login node without the plugin, and what only the controller knows. A container that was
 //! asked for is there, or nothing runs; in every supported release.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_failed_closed, assert_out, one_node, with_images};
 use mizzen_tests::jobs::{BOTH, Job, assert_jobs, without_mizzen};
 use mizzen_tests::release::site_rootfs;

@@ -1,7 +1,5 @@
 //! `--container-stage=bcast`: srun reads an image once and sends it to the nodes of its step.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_out, run_in_time, with_images};
 use mizzen_tests::copies::{TOML, served};
 use mizzen_tests::{Cluster, Output, Release, SharedFs, Spec, User, on_every_release};

@@ -1,8 +1,6 @@
 //! The copies of images that a user has on a node: how many there may be, what becomes of damaged ones, and the commands
 //! that look after them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
 use mizzen_tests::copies::{

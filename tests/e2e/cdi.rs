@@ -1,7 +1,5 @@
 //! Devices by CDI specifications: what they change in a container, and what is said of wrong ones.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_out, with_busybox};
 use mizzen_tests::images::{ImageTree, mpi};
 use mizzen_tests::{Cluster, User};

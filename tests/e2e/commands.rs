@@ -1,7 +1,5 @@
 //! The commands beside `mizzen run`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, machine, with_busybox};
 use serde_json::json;

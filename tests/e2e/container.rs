@@ -1,7 +1,5 @@
 //! `mizzen run` in real namespaces, as an unprivileged user: what runs, and what it sees.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::Release;
 use mizzen_tests::check::{assert_failed, assert_out, machine, with_busybox};
 use mizzen_tests::images::{ImageTree, pack, sif};

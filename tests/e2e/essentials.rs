@@ -1,7 +1,5 @@
 //! Containers in Slurm's steps, in every supported release: what every user needs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::collections::BTreeSet;
 
 use mizzen_tests::check::{CONTAINER_OPTIONS, assert_out, one_node, with_images};

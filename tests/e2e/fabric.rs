@@ -1,7 +1,5 @@
 //! The node's MPI and its libraries for RDMA adapters, in containers: real MPICH, real rdma-core.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_out};
 use mizzen_tests::images::{c_program_with, mpi, mpi_rootfs, packed_once};
 use mizzen_tests::release::{extract_packages, hpc_rootfs};

@@ -1,8 +1,6 @@
 //! What cannot run in its container does not run at all: every way in which a step can fail on a node, in every
 //! supported release.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{CONTAINER_OPTIONS, assert_failed_closed, assert_out, one_node, with_images};
 use mizzen_tests::spec::PLUGIN;
 use mizzen_tests::{Cluster, Release, Spec, User, on_every_release};

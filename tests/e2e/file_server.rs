@@ -1,7 +1,5 @@
 //! The file server: what it may do, and what happens when it dies or its image is damaged under a running program.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::fs;
 use std::process::Command;
 

@@ -1,8 +1,6 @@
 //! GPUs in containers: which devices and libraries of the node a step gets. The driver's libraries are NVIDIA's own, from
 //! Debian; the devices are nodes of other devices, because what matters is who may open them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::path::PathBuf;
 
 use mizzen_tests::check::{assert_failed, assert_out, start_with_busybox};

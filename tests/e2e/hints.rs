@@ -1,8 +1,6 @@
 //! Every failure says what it is about, why, and what to do: limits by their names and values, damaged images, files
 //! that are not what they must be.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_out, assert_told, run_in_time, with_busybox};
 use mizzen_tests::images::{ImageTree, sif};
 use mizzen_tests::{Cluster, User};

@@ -1,7 +1,5 @@
 //! Images and files that are broken or that mean harm: a clear message, and nothing of the host is touched.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::Cluster;
 use mizzen_tests::check::{count, machine, with_busybox};
 use mizzen_tests::images::{ImageTree, sif};

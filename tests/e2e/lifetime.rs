@@ -1,7 +1,5 @@
 //! How a container lives and ends: namespaces, older kernels, the file server, kills.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::time::Duration;
 
 use mizzen_tests::Cluster;

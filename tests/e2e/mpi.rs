@@ -1,8 +1,6 @@
 //! MPI across nodes in containers: the image's MPI library and the node's Slurm find each other, and ranks on one
 //! node share what they share without a container.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::assert_out;
 use mizzen_tests::images::{ImageTree, mpi, packed_once};
 use mizzen_tests::{Cluster, Output, Release, Spec};

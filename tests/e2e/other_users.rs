@@ -1,7 +1,5 @@
 //! What another user of the node can do, and what one does to one's own containers: nothing of it reaches anybody else.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{
     assert_failed, assert_out, machine, one_node, run_in_time, start_with_busybox, with_busybox, with_images,
 };

@@ -1,7 +1,5 @@
 //! The plugin in every supported Slurm release, in all the programs that load it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::collections::BTreeSet;
 
 use mizzen_tests::check::{CONTAINER_OPTIONS, assert_failed_closed, assert_out, one_node, with_images};

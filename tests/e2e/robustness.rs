@@ -1,7 +1,5 @@
 //! Steps in containers under bad conditions: many tasks, kills at any time, bugs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{
     Emptiness, assert_failed, assert_out, cancel_at_any_time, count, run_in_time, start_with_busybox,
     with_busybox,

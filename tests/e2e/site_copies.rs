@@ -1,7 +1,5 @@
 //! Copies that root has made for all users of a node: who gets them, and of what they are made.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_out, run_in_time, with_images};
 use mizzen_tests::copies::{digest_of, served};
 use mizzen_tests::site::{CACHE, TOML, assert_sound, cluster, on_node, own_copies};

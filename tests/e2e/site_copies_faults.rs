@@ -1,8 +1,6 @@
 //! Copies that root makes for all users of a node, when something fails: kills, errors, sources that change, a disk
 //! that fills up, two commands at once.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
 use mizzen_tests::copies::{CALLS, digest_of, inject};
 use mizzen_tests::site::{CACHE, TOML, assert_sound, cluster, on_node, own_copies};

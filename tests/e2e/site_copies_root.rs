@@ -1,8 +1,6 @@
 //! Site copies as a matter between users and root: no user has a hold on root's copies but by using one, and root does
 //! nothing for a job that uses one.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::collections::BTreeMap;
 use std::process::Stdio;
 

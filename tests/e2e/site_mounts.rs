@@ -1,8 +1,6 @@
 //! Images that the site mounts with the node's own means, as docs/admins.md shows it: users name the directory, and mizzen
 //! has nothing to do with the mount.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{Emptiness, assert_failed, with_images};
 use mizzen_tests::release::site_rootfs;
 use mizzen_tests::{Cluster, Output, Spec, User};

@@ -1,7 +1,5 @@
 //! Slurm's commands, called by programs in a container whose image has none of them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::time::Duration;
 
 use mizzen_tests::check::{assert_failed, assert_out};

@@ -1,8 +1,6 @@
 //! srun's own options and habits, in a container: everything as without one. Where it matters, each command runs once
 //! without and once with the container, and both must give the same.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{
     assert_failed, assert_failed_closed, assert_out, one_node, run_in_time, with_images,
 };

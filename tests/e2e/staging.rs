@@ -1,7 +1,5 @@
 //! Copies of images on the node: when they are made, that they are whole, and what happens when they cannot be made.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time, with_images};
 use mizzen_tests::copies::{
     CACHE, TOML, assert_sound, copies, digest_of, served, signal_server, staging_cluster as cluster,

@@ -1,8 +1,6 @@
 //! Copies of images on the node when something fails: kills, errors of every call, full disks, power loss, processes
 //! that hang.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::User;
 use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
 use mizzen_tests::copies::{

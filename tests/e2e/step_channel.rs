@@ -1,8 +1,6 @@
 //! What the tasks of a step and slurmstepd have between them: nothing that a user could make slurmstepd wait with, nothing
 //! that stays, and a step that cannot have its container on one node ends on all of them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 

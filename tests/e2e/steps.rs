@@ -1,8 +1,6 @@
 //! The options of a container on srun, sbatch and salloc: what they mean, who wins, and what is refused. On one
 //! release; that all releases take them is for `releases.rs`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_out, one_node, with_images};
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::{Cluster, Output, Release, Spec};

@@ -1,7 +1,5 @@
 //! Steps in containers and what surrounds them: other plugins, cgroups, signals, limits, groups, upgrades.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{
     Emptiness, assert_failed, assert_out, cancel_at_any_time, count, run_in_time, start_with_busybox,
     with_busybox,

@@ -1,7 +1,5 @@
 //! Programs that cannot start inside, and a plugin that cannot do its work: each says why, and what to do.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use std::os::unix::fs::PermissionsExt;
 
 use mizzen_tests::check::{

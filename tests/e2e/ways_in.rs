@@ -1,8 +1,6 @@
 //! Every way in which srun, sbatch and salloc hand a request and an environment on to a node: a container that was asked for
 //! is there, or nothing runs; in every supported release.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
-
 use mizzen_tests::check::{assert_failed, assert_out, one_node, with_images};
 use mizzen_tests::images::spank_plugin;
 use mizzen_tests::jobs::{BOTH, Job, WHERE, assert_jobs, let_slurm_log_in};

@@ -1,0 +1,42 @@
+//! The end-to-end tests: mizzen as users and administrators meet it, on real Slurm clusters.
+//!
+//! They are one program: it links once, and its tests share one pool of threads and one set of prepared images. So no
+//! test may change what belongs to the whole process: the environment, the current directory, signals.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test fails by panicking
+
+mod artefacts;
+mod bad_input;
+mod bad_mounts;
+mod bare_clients;
+mod broadcast;
+mod cache;
+mod cdi;
+mod cluster;
+mod commands;
+mod container;
+mod essentials;
+mod fabric;
+mod failing;
+mod file_server;
+mod gpu;
+mod hints;
+mod hostile;
+mod lifetime;
+mod mpi;
+mod other_users;
+mod releases;
+mod robustness;
+mod site_copies;
+mod site_copies_faults;
+mod site_copies_root;
+mod site_mounts;
+mod slurm_commands;
+mod srun;
+mod staging;
+mod staging_faults;
+mod step_channel;
+mod steps;
+mod surroundings;
+mod unstartable;
+mod ways_in;
