@@ -15,6 +15,7 @@ mod cdi;
 mod cluster;
 mod commands;
 mod container;
+mod dependencies;
 mod essentials;
 mod fabric;
 mod failing;
