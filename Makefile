@@ -1,5 +1,6 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install stage deps demo cluster test test-long releases bench lint bindings clean
+.PHONY: help build portable install stage stage-inject deps root demo cluster test test-long releases bench \
+  lint msrv bindings clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -12,6 +13,10 @@ HOST  := $(shell rustc -vV | sed -n 's/^host: //p')
 TOOLS := target/tools
 # Where `install` takes the programs from.
 FROM  ?= target/release
+# release, or quick: built in seconds after an edit, and a little slower.
+PROFILE ?= release
+# make's own flags name descriptors that cargo does not get, and cargo would warn of that.
+CARGO := env -u MAKEFLAGS cargo
 
 help:
 	@echo 'make demo       a session on a throw-away two-node Slurm cluster (root)'
@@ -23,12 +28,15 @@ help:
 	@echo 'make portable   the same for every distribution with glibc $(GLIBC) or newer: target/portable/'
 	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM)'
 	@echo 'make lint       formatting and clippy'
+	@echo 'make msrv       does Rust $(MSRV) build it?'
 
 # The launcher has no libraries: it also runs inside images, under the names of Slurm's commands.
-STATIC := RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --target $(HOST) -p mizzen --target-dir target/static
+STATIC = RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --profile $(PROFILE) --target $(HOST) -p mizzen \
+  --target-dir target/static
 
+build: override PROFILE := release
 build:
-	cargo build --release -p spank-mizzen
+	$(CARGO) build --release -p spank-mizzen
 	$(STATIC)
 	install -D -t target/release target/static/$(HOST)/release/mizzen
 
@@ -58,15 +66,15 @@ install:
 # toolchain has that: it starts a third of a millisecond faster in virtual machines, where glibc's questions to the CPU are
 # dear, and every task starts it.
 MUSL := $(subst -gnu,-musl,$(HOST))
+ZIGBUILD := PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(CARGO) zigbuild
 portable: $(TOOLS)/ready
-	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" cargo zigbuild --release --target $(HOST).$(GLIBC) -p spank-mizzen
-	install -D -t target/portable target/$(HOST)/release/libspank_mizzen.so
+	$(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p spank-mizzen
+	install -D -t target/portable target/$(HOST)/$(PROFILE)/libspank_mizzen.so
 	if [ -d "$$(rustc --print target-libdir --target $(MUSL))" ]; then \
-	  PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" MAKEFLAGS= RUSTFLAGS='-C link-arg=-pie' \
-	    cargo zigbuild --release --target $(MUSL) -p mizzen && \
-	  install -t target/portable target/$(MUSL)/release/mizzen; \
+	  RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --profile $(PROFILE) --target $(MUSL) -p mizzen && \
+	  install -t target/portable target/$(MUSL)/$(PROFILE)/mizzen; \
 	else \
-	  $(STATIC) && install -t target/portable target/static/$(HOST)/release/mizzen; \
+	  $(STATIC) && install -t target/portable target/static/$(HOST)/$(PROFILE)/mizzen; \
 	fi
 
 $(TOOLS)/ready: packaging/portable.txt
@@ -75,14 +83,15 @@ $(TOOLS)/ready: packaging/portable.txt
 	rustup target add $(MUSL) || echo 'no $(MUSL) for this toolchain: the launcher will have glibc'
 	touch $@
 
-# What the virtual cluster has installed: the portable build, as a package would install it. stage-inject holds
-# the plugin that panics on demand.
+# What the virtual cluster has installed: the portable build, as a package would install it.
 stage: portable
 	rm -rf target/stage
 	$(MAKE) --no-print-directory install FROM=target/portable DESTDIR=target/stage PREFIX=/usr
-	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	  cargo zigbuild --release --target $(HOST).$(GLIBC) -p spank-mizzen --features inject-panic --target-dir target/inject
-	install -D target/inject/$(HOST)/release/libspank_mizzen.so target/stage-inject/usr/lib/mizzen/spank_mizzen.so
+
+# For tests alone: the plugin that panics on demand.
+stage-inject: $(TOOLS)/ready
+	$(ZIGBUILD) --profile quick --target $(HOST).$(GLIBC) -p spank-mizzen --features inject-panic --target-dir target/inject
+	install -D target/inject/$(HOST)/quick/libspank_mizzen.so target/stage-inject/usr/lib/mizzen/spank_mizzen.so
 
 # Debian packages for the build and for the virtual cluster.
 PACKAGES := gcc libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev \
@@ -102,40 +111,49 @@ root:
 	@[ "$$(id -u)" = 0 ] || { echo 'a cluster needs root (namespaces, mounts, network); try: sudo -E make $(MAKECMDGOALS)' >&2; exit 1; }
 	@apt-get indextargets 'Created-By: Packages' | grep -q . || apt-get update -q
 
+cluster: PROFILE := quick
 cluster: deps root stage
-	cargo build -q -p mizzen-tests
+	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster shell $(RELEASE) $(NODES)
 
 demo: deps root stage
-	cargo build -q -p mizzen-tests
+	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster demo
 
 # The tests wait for Slurm more than they compute.
 test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))
 test: deps root
-	cargo build -q -p mizzen-tests
-	$(MAKE) --no-print-directory -j2 stage releases
-	cargo test --workspace
+	$(CARGO) fetch -q --locked --target $(HOST)
+	$(CARGO) build -q -p mizzen-tests
+	$(MAKE) --no-print-directory -j2 stage releases stage-inject
+	$(CARGO) test --workspace
 
 # Beside `stage`: this waits for the network and the disk, that for the linker, which uses one processor.
 releases:
 	target/debug/vcluster releases
 
 bench: deps root stage
-	cargo build -q -p mizzen-tests
+	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster bench
 
 test-long: export MIZZEN_TEST_LONG = 1
 test-long: test
 
 lint:
-	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# The oldest Rust that mizzen is built with. On any newer one, clippy in `make lint` finds uses of what that one lacks.
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1.0/p' Cargo.toml)
+msrv:
+	@rustup run $(MSRV) rustc --version 2>/dev/null || rustup toolchain install --profile minimal --no-self-update $(MSRV) || \
+	  { echo 'Rust $(MSRV) is needed, and rustup could not install it; from where it can: rustup toolchain install $(MSRV)' >&2; exit 1; }
+	env -u MAKEFLAGS rustup run $(MSRV) cargo check -q --workspace --all-targets --locked --target-dir target/msrv
 
 # Renews the shipped SPANK bindings from the oldest supported release.
 bindings:
 	SLURM_INCLUDE_DIR=$(CURDIR)/target/rootfs/slurm-bullseye/usr/include \
-	  cargo build -q -p spank-mizzen --features bindgen --target-dir target/bindings
+	  $(CARGO) build -q -p spank-mizzen --features bindgen --target-dir target/bindings
 	cp "$$(ls -t target/bindings/debug/build/spank-mizzen-*/out/bindings.rs | head -n 1)" \
 	  spank-plugin/src/spank/bindings.rs
 
