@@ -1,5 +1,5 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install stage stage-inject deps root demo cluster test test-long releases bench \
+.PHONY: help build portable install stage stage-inject deps root demo cluster test test-long releases bench fuzz fuzzers \
   lint msrv bindings clean
 
 PREFIX     ?= /usr/local
@@ -15,6 +15,8 @@ TOOLS := target/tools
 FROM  ?= target/release
 # release, or quick: built in seconds after an edit, and a little slower.
 PROFILE ?= release
+# How long each parser is fuzzed.
+SECONDS ?= 60
 # make's own flags name descriptors that cargo does not get, and cargo would warn of that.
 CARGO := env -u MAKEFLAGS cargo
 
@@ -23,6 +25,7 @@ help:
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
+	@echo 'make fuzz       every parser of what others write; SECONDS=60 each, TARGET=squashfs'
 	@echo 'make cluster    a shell on a throw-away cluster; RELEASE=22.05 NODES=2 (root)'
 	@echo 'make build      target/release/mizzen and target/release/libspank_mizzen.so'
 	@echo 'make portable   the same for every distribution with glibc $(GLIBC) or newer: target/portable/'
@@ -94,7 +97,7 @@ stage-inject: $(TOOLS)/ready
 	install -D target/inject/$(HOST)/quick/libspank_mizzen.so target/stage-inject/usr/lib/mizzen/spank_mizzen.so
 
 # Debian packages for the build and for the virtual cluster.
-PACKAGES := gcc libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev \
+PACKAGES := gcc g++ libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev \
   squashfs-tools busybox-static binutils
 
 deps:
@@ -125,8 +128,9 @@ test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))
 test: deps root
 	$(CARGO) fetch -q --locked --target $(HOST)
 	$(CARGO) build -q -p mizzen-tests
-	$(MAKE) --no-print-directory -j2 stage releases stage-inject
+	$(MAKE) --no-print-directory -j2 stage releases stage-inject fuzzers
 	$(CARGO) test --workspace
+	$(MAKE) --no-print-directory fuzz SECONDS=3
 
 # Beside `stage`: this waits for the network and the disk, that for the linker, which uses one processor.
 releases:
@@ -138,6 +142,17 @@ bench: deps root stage
 
 test-long: export MIZZEN_TEST_LONG = 1
 test-long: test
+
+# libFuzzer needs the compiler's help to see where an input leads. cargo-fuzz asks nightly Rust for it; the same pass of LLVM
+# is there in stable Rust.
+COVERAGE := -Cpasses=sancov-module $(patsubst %,-Cllvm-args=-sanitizer-coverage-%,\
+  level=4 inline-8bit-counters pc-table trace-compares)
+fuzzers: deps
+	RUSTFLAGS='$(COVERAGE)' $(CARGO) build -q --profile fuzz --target $(HOST) --target-dir target/fuzz -p mizzen-fuzz \
+	  --no-default-features --features libfuzzer --bin parsers
+
+fuzz: fuzzers
+	$(CARGO) run -q -p mizzen-fuzz -- target/fuzz/$(HOST)/fuzz/parsers $(SECONDS) $(TARGET)
 
 lint:
 	$(CARGO) fmt --all --check

@@ -5,6 +5,7 @@ mod cli;
 mod dispatch;
 mod doctor;
 mod elf;
+pub mod fuzz;
 mod host;
 mod host_libraries;
 mod image;

@@ -8,7 +8,7 @@ use mizzen_tests::{Cluster, Release, Spec, User, on_every_release};
 
 on_every_release!(an_exported_variable_is_no_way_to_the_node);
 
-/// Bob mounts a file system of his own on a name, over which `allow_other` lets everybody; its server does not answer.
+/// Bob mounts a file system of their own on a name, over which `allow_other` lets everybody; its server does not answer.
 fn stopped_server(cluster: &Cluster, node: &str, place: &str) {
     let mount = format!(
         "mkdir -p ~/x {place} && bindfs -o allow_other,attr_timeout=0,entry_timeout=0 ~/x {place} && pkill -STOP -u bob -x bindfs"

@@ -3,8 +3,8 @@
 //! user on the host.
 
 mod files;
-mod hooks;
-mod spec;
+pub(crate) mod hooks;
+pub(crate) mod spec;
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ mod discover;
 mod fabric;
 mod gpus;
 mod image_libraries;
-mod ld_cache;
+pub(crate) mod ld_cache;
 mod pattern;
 mod rules;
 mod show;

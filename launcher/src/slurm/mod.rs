@@ -30,7 +30,7 @@ pub mod caller_context;
 mod command;
 mod host;
 pub mod shim;
-mod wire;
+pub(crate) mod wire;
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -1,0 +1,21 @@
+//! The parsers under libFuzzer. The variable FUZZ names one of them; the arguments are libFuzzer's.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use mizzen::fuzz::TARGETS;
+
+static PARSER: LazyLock<fn(&[u8]) -> bool> = LazyLock::new(|| {
+    let wanted = std::env::var("FUZZ").unwrap_or_default();
+    let Some((_, parser)) = TARGETS.into_iter().find(|(name, _)| *name == wanted) else {
+        let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
+        eprintln!("FUZZ={wanted:?} is no parser; there are {}", names.join(", "));
+        std::process::exit(2);
+    };
+    parser
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    PARSER(bytes);
+});

@@ -1,0 +1,128 @@
+//! What the fuzzers start from: one good input of every form, made with the real tools where there are some.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use mizzen_tests::images::{ImageTree, sif};
+use rustix::fs::{XattrFlags, setxattr};
+
+/// The seeds of a parser.
+pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
+    let texts = |texts: &[&str]| Ok(texts.iter().map(|text| text.as_bytes().to_vec()).collect());
+    match name {
+        "squashfs" => squashfs(),
+        "sif" => Ok(vec![sif(&packed(PLAIN)?)]),
+        "elf" => libraries(),
+        "ld-cache" => Ok(vec![fs::read("/etc/ld.so.cache")?]),
+        "metadata" => texts(&METADATA),
+        "cdi" => texts(&CDI),
+        "request" => texts(&REQUESTS),
+        "handover" => texts(&HANDOVERS),
+        "config" => texts(&[include_str!("../../conf/mizzen.toml"), CONFIG]),
+        "options" => texts(&[OPTIONS]),
+        "slurm-command" => texts(&["E\0", "K\u{9}", "R\u{7f}no such command\nload a module", ORDER]),
+        _ => bail!("{name} has no seeds"),
+    }
+}
+
+/// Uncompressed, so that a change of a byte is a change of what it means, and not a broken stream.
+const PLAIN: &[&str] = &["-noI", "-noX", "-noD", "-noF"];
+
+fn squashfs() -> Result<Vec<Vec<u8>>> {
+    let layouts: [&[&str]; 9] = [
+        PLAIN,
+        &["-noI", "-noX", "-noD", "-noF", "-no-fragments", "-no-exports"],
+        &["-noI", "-noX", "-noD", "-noF", "-no-xattrs"],
+        &["-comp", "gzip"],
+        &["-comp", "lzma"],
+        &["-comp", "xz"],
+        &["-comp", "lzo"],
+        &["-comp", "lz4"],
+        &["-comp", "zstd"],
+    ];
+    layouts.into_iter().map(packed).collect()
+}
+
+/// A small image with files of several kinds.
+fn packed(options: &[&str]) -> Result<Vec<u8>> {
+    let tree = ImageTree::empty()?;
+    tree.file("bin/sh", "#!/bin/true\n")?;
+    tree.file("etc/os-release", "PRETTY_NAME=\"Small\"\n")?;
+    tree.file("etc/blocks", &"two blocks and the rest ".repeat(400))?;
+    tree.file(".singularity.d/env/90-environment.sh", "export A=\"$B:${C:-d}\"\n")?;
+    tree.link("etc/link", "../bin/sh")?;
+    let attributes = tree.path("etc/os-release");
+    for (name, value) in [("user.own", "x".repeat(30)), ("user.other", String::new())] {
+        setxattr(&attributes, name, value.as_bytes(), XattrFlags::empty()).context("extended attributes")?;
+    }
+    tree.squashfs(&[&["-nopad", "-b", "4K", "-all-root"], options].concat())
+}
+
+/// Small ones of this machine, which need others and have symbol versions.
+fn libraries() -> Result<Vec<Vec<u8>>> {
+    let directory = format!("/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let names = ["libdl.so.2", "librt.so.1", "libutil.so.1", "libanl.so.1"];
+    let found: Vec<Vec<u8>> =
+        names.iter().filter_map(|name| fs::read(Path::new(&directory).join(name)).ok()).collect();
+    if found.is_empty() { bail!("none of {names:?} is in {directory}") } else { Ok(found) }
+}
+
+/// See `image_metadata` in launcher/src/fuzz.rs.
+const METADATA: [&str; 5] = [
+    r#"o{"architecture": "amd64", "config": {"Env": ["PATH=/a:/b", "E=", "novalue"], "Entrypoint": ["/entry", "-x"],
+       "Cmd": ["sh"], "WorkingDir": "work", "Labels": {"a": "b", "n": 1}}}"#,
+    "s#!/bin/sh\nexport PATH=\"/opt/bin:/usr/bin\"\nexport A=\"${A:-\"x y\"}\" B='q'\0A=$B; export A\nif true; then\n  C=$(id)\nfi\n\
+     D=a\\ b\"$HOME/${E:=f}\"\0{\"org.label\": \"x\", \"n\": null}",
+    "cPATH=/a:$PATH\nA='b c'\n\0{\"arch\": \"arm64\", \"cwd\": \"/w\", \"env\": {\"A\": \"b\"}, \"labels\": {\"a\": \"b\"}}",
+    "c\0{\"env\": {\"A\": \"b\"}}",
+    "eA=b\n#c\nDISPLAY=${DISPLAY}\n\0# name value\n\ncd \"/work\" && unset OLDPWD || exit 1\nexec \"$@\"\n",
+];
+
+const CDI: [&str; 2] = [
+    "cdiVersion: 0.7.0\nkind: nvidia.com/gpu\nannotations: {a: b}\ncontainerEdits:\n  env: [A=b]\n  hooks:\n  \
+     - {hookName: createContainer, path: /usr/bin/nvidia-cdi-hook, args: [nvidia-cdi-hook, create-symlinks, --link, a::/b/c]}\n  \
+     - hookName: createContainer\n    path: /usr/bin/nvidia-ctk\n    args: [nvidia-ctk, hook, update-ldcache, --folder, /usr/lib]\n  \
+     mounts:\n  - {hostPath: /lib/a, containerPath: /lib/a, options: [ro, nosuid, bind]}\ndevices:\n- name: \"0\"\n  containerEdits:\n    \
+     deviceNodes:\n    - {path: /dev/nvidia0, hostPath: /dev/null, type: c, major: 195, minor: 0, permissions: rw}\n    additionalGids: [44]\n",
+    r#"{"cdiVersion": "0.5.0", "kind": "a.b/c", "devices": [{"name": "all", "containerEdits": {"env": ["X=y"]}}]}"#,
+];
+
+const REQUESTS: [&str; 6] = [
+    "none",
+    "oci",
+    "join=1.0",
+    "image=/images/tf.sqsh",
+    "image=/a.sqsh&mounts=/a%2C/b%3A/c%3Aro%2Bnoexec%2Ctmpfs%3A/t%3Asize%3D5m&env=A%3Db%2CC%2CD%3De%5C%2Cf&device=a.b/c%3Dd&workdir=/w\
+     &mount-home=no&writable=5g&remap-root=yes&entrypoint=yes&script=no&stage=bcast&gpu=all&mpi=host&verbose=yes",
+    "image=/images/tf%20x.sqsh&digest=sha256%3A0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+];
+
+const HANDOVERS: [&str; 2] = [
+    "node=n1&step=1.0&receive=3&send=4&report=5&scancel=/usr/bin/scancel&index=1&config=/etc/m.toml&program=sh&user-namespace=7&alone=\
+     &user=alice&home=/home/alice&shell=/bin/sh&groups=100%3Ausers%0A2001%3Aalice",
+    "node=n1&step=1.0&receive=3&send=4&report=5&builder=12",
+];
+
+const CONFIG: &str = "image_folders = [\"/images\"]\nmounts = [\"/scratch\", \"/sw:/sw:ro\"]\nenv = [\"A=b\", \"C\"]\n\
+                      devices = [\"nvidia.com/gpu=all\"]\nwritable = true\ngpu = \"none\"\n";
+
+const OPTIONS: &str =
+    "/a,/b:/c:ro+noexec,tmpfs:/t:size=5m\0A=b,C,D=e\\,f\0nvidia.com/gpu=0,a.b/c=d\0always\0pid,ipc\x00512m";
+
+const ORDER: &str = "mizzen slurm 1\0srun\0/home/alice\x0018\x001024,1024\x002\0srun\0-n2\0PATH=/bin\0A=b\0";
+
+#[cfg(test)]
+mod tests {
+    use mizzen::fuzz::TARGETS;
+
+    /// A fuzzer that starts from what its parser refuses at once never gets far.
+    #[test]
+    fn every_parser_takes_its_seeds() {
+        for (name, parser) in TARGETS {
+            for (number, seed) in super::of(name).unwrap().iter().enumerate() {
+                assert!(parser(seed), "seed {number} of {name} is refused");
+            }
+        }
+    }
+}
