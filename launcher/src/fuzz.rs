@@ -191,7 +191,7 @@ fn has_text(request: &Request) -> bool {
             name.as_bytes().iter().any(|byte| b",\\".contains(byte))
         }
     };
-    settings.relative().is_none() && !settings.environment.iter().any(special)
+    settings.relative().is_none() && !settings.environment.iter().flatten().any(special)
 }
 
 /// What the plugin tells the launcher, and the first task the others.
