@@ -186,8 +186,10 @@ impl EnvOption {
     /// The text that [`parse_env_list`] reads as this variable.
     pub fn to_text(&self) -> Vec<u8> {
         match self {
-            EnvOption::Set(name, value) => [name.as_bytes(), &escape(value.as_bytes(), b",")].join(&b'='),
-            EnvOption::FromHost(name) => name.as_bytes().to_vec(),
+            EnvOption::Set(name, value) => {
+                [escape(name.as_bytes(), b","), escape(value.as_bytes(), b",")].join(&b'=')
+            }
+            EnvOption::FromHost(name) => escape(name.as_bytes(), b","),
         }
     }
 }
@@ -312,7 +314,7 @@ mod tests {
             parsed[3].clone().absolute(Path::new("/w")).source,
             MountSource::Squashfs("/w/d.sqsh".into())
         );
-        let variables = parse_env_list(OsStr::new(r"A,B=x\,y\\z=,C=")).unwrap();
+        let variables = parse_env_list(OsStr::new(r"A,B=x\,y\\z=,C=,D\,E=f,G\\H")).unwrap();
         assert_eq!(variables[1], EnvOption::Set("B".into(), r"x,y\z=".into()));
         let texts: Vec<Vec<u8>> = variables.iter().map(EnvOption::to_text).collect();
         assert_eq!(parse_env_list(OsStr::from_bytes(&texts.join(&b','))), Ok(variables));

@@ -162,6 +162,10 @@ fn from_pairs(pairs: &[(String, Vec<u8>)]) -> Result<Request, Failure> {
             None => return Err(Failure::new(format!("unknown field \"{name}\""))),
         }
     }
+    // The client makes every path absolute, for it alone knows where they begin.
+    if let Some((key, text)) = settings.relative() {
+        return Err(Failure::new(format!("\"{}\" is not absolute", quote(&text))).about(key.name()));
+    }
     let image = image.ok_or_else(|| Failure::new("no image"))?;
     check_path_text(image)?;
     let image = PathBuf::from(OsStr::from_bytes(image));

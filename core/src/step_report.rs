@@ -118,7 +118,11 @@ mod tests {
     use super::*;
 
     fn empty() -> StepReport {
-        let path = std::env::temp_dir().join(format!("step-report-{:?}", std::thread::current().id()));
+        let path = std::env::temp_dir().join(format!(
+            "step-report-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
         let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
         std::fs::remove_file(path).unwrap();
         file.set_len(SIZE).unwrap();

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::device::DeviceName;
 use mizzen_core::handover::{Handover, Outcome};
-use mizzen_core::options::EnvOption;
 use mizzen_core::{Config, Request, options, staging};
 use mizzen_squashfs::{Image, Inode, Kind};
 
@@ -173,25 +172,9 @@ fn cdi_specification(bytes: &[u8]) -> bool {
 /// What srun asks of the node. It arrives as it was sent.
 fn request(bytes: &[u8]) -> bool {
     let Ok(request) = Request::decode(bytes) else { return false };
-    if !has_text(&request) {
-        return true;
-    }
     let again = Request::decode(request.encode().as_bytes());
     assert_eq!(again.as_ref(), Ok(&request));
     true
-}
-
-/// Whether a request can be written down. Those of srun can; a forged one may have relative mounts, or variables with
-/// commas or backslashes in their names.
-fn has_text(request: &Request) -> bool {
-    let Request::Container(container) = request else { return true };
-    let settings = &container.settings;
-    let special = |variable: &EnvOption| match variable {
-        EnvOption::Set(name, _) | EnvOption::FromHost(name) => {
-            name.as_bytes().iter().any(|byte| b",\\".contains(byte))
-        }
-    };
-    settings.relative().is_none() && !settings.environment.iter().flatten().any(special)
 }
 
 /// What the plugin tells the launcher, and the first task the others.

@@ -26,6 +26,7 @@ mod hostile;
 mod lifetime;
 mod mpi;
 mod other_users;
+mod own_hostname;
 mod releases;
 mod robustness;
 mod site_copies;

@@ -4,7 +4,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use mizzen_core::Failure;
@@ -71,14 +71,19 @@ pub fn tell(mut stream: &File, failure: &Failure) -> bool {
         && stream.write_all(message(failure).as_bytes()).is_ok()
 }
 
-/// The standard error of a process: the same open file, so that what is written there does not write over the rest. Where
-/// the kernel does not give it (before Linux 5.6, or when the first thread has ended), opened anew.
+/// The standard error of a process: the same open file, so that what is written there does not write over the rest. Of a
+/// process whose first thread has ended, another has it. Where the kernel does not give it (before Linux 5.6), opened anew.
 fn standard_error(process: i32) -> Option<File> {
-    let same = |process| pidfd_getfd(process, 2, PidfdGetfdFlags::empty()).ok();
-    sys::pidfd_of(process).ok().and_then(same).map(File::from).or_else(|| {
-        let mut options = OpenOptions::new();
-        options.append(true).custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK);
-        let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-        threads.into_iter().find_map(|thread| options.open(thread.path().join("fd/2")).ok())
+    let taken = |pidfd: OwnedFd| pidfd_getfd(pidfd, 2, PidfdGetfdFlags::empty()).ok().map(File::from);
+    if let Some(stream) = sys::pidfd_of(process).ok().and_then(taken) {
+        return Some(stream);
+    }
+    let mut options = OpenOptions::new();
+    options.append(true).custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK);
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    threads.into_iter().find_map(|thread| {
+        let number = thread.file_name().to_str()?.parse().ok()?;
+        let stream = sys::pidfd_of_thread(number).ok().and_then(taken);
+        stream.or_else(|| options.open(thread.path().join("fd/2")).ok())
     })
 }

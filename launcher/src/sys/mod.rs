@@ -270,8 +270,18 @@ unsafe fn own_received(fd: i32) -> OwnedFd {
 
 /// A descriptor that becomes readable when the process has ended.
 pub fn pidfd_of(pid: i32) -> io::Result<OwnedFd> {
+    pidfd_open(pid, 0)
+}
+
+/// The same for a thread. EINVAL before Linux 6.9.
+pub fn pidfd_of_thread(tid: i32) -> io::Result<OwnedFd> {
+    const PIDFD_THREAD: i32 = libc::O_EXCL;
+    pidfd_open(tid, PIDFD_THREAD)
+}
+
+fn pidfd_open(pid: i32, flags: i32) -> io::Result<OwnedFd> {
     // SAFETY: takes two numbers; the result is checked.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
