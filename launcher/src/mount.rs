@@ -20,7 +20,7 @@ pub enum Shape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// What is mounted.
-    pub what: MountKind,
+    pub kind: MountKind,
     /// Where: absolute inside, without symbolic links.
     pub target: PathBuf,
     /// Restrictions; nosuid and nodev always hold, except for the devices.

@@ -120,7 +120,7 @@ fn decide(
     raised_limits::check_open_files(&plan)?;
     let mut data = Vec::new();
     for mount in &plan.mounts {
-        if let MountKind::Squashfs(path) = &mount.what {
+        if let MountKind::Squashfs(path) = &mount.kind {
             // Copied to this node as images are.
             let opened =
                 stage(path, None, &options.staging).and_then(|staged| image::open_squashfs(&staged.opened));

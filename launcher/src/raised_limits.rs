@@ -56,7 +56,7 @@ pub fn restore() {
 
 /// Refuses a plan that needs more open files than there can be.
 pub fn check_open_files(plan: &Plan) -> Result<(), Failure> {
-    let needed = plan.mounts.iter().map(|mount| match &mount.what {
+    let needed = plan.mounts.iter().map(|mount| match &mount.kind {
         MountKind::Bind { .. } | MountKind::Commands(_) => 1,
         MountKind::Devices(devices) => devices.len() as u64,
         MountKind::HostFiles { files, .. } => files.len() as u64,

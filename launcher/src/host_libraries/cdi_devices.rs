@@ -108,11 +108,11 @@ impl HostLibraries {
         let origin = Some(Origin::Site);
         let binds = edits.binds.into_iter().map(|bind| {
             let shape = if bind.is_directory { Shape::Directory } else { Shape::File };
-            let what = MountKind::Bind { source: bind.source, shape };
-            Mount { what, target: bind.target, flags: bind.flags, origin, why: bind.why }
+            let kind = MountKind::Bind { source: bind.source, shape };
+            Mount { kind, target: bind.target, flags: bind.flags, origin, why: bind.why }
         });
         let tmpfs = edits.tmpfs.into_iter().map(|(target, size, flags)| Mount {
-            what: MountKind::Tmpfs(size),
+            kind: MountKind::Tmpfs(size),
             target,
             flags,
             origin,

@@ -55,7 +55,7 @@ pub fn place(
             continue;
         };
         let below = link.path.strip_prefix(&mount.target).unwrap_or(&link.path);
-        match &mount.what {
+        match &mount.kind {
             _ if mount.target == link.path => {}
             MountKind::Tmpfs(_) | MountKind::Devices(_) => links.in_memory.push(link),
             MountKind::Bind { source, .. } if source.join(below).symlink_metadata().is_ok() => {}
@@ -77,7 +77,7 @@ pub fn follow(wanted: &mut Vec<Mount>, notes: &mut Vec<String>) {
     let mut index = 0;
     while index < wanted.len() {
         let mount = &wanted[index];
-        if mount.origin.is_some() || !matches!(mount.what, MountKind::Bind { .. }) {
+        if mount.origin.is_some() || !matches!(mount.kind, MountKind::Bind { .. }) {
             index += 1;
             continue;
         }
@@ -101,7 +101,7 @@ fn destination(path: &Path, wanted: &[Mount]) -> Option<PathBuf> {
     for _ in 0..LIMIT {
         let around = wanted.iter().filter(|outer| lies_in(&path, &outer.target));
         let innermost = around.max_by_key(|outer| outer.target.components().count());
-        let Some(Mount { what: MountKind::Bind { source, .. }, target, .. }) = innermost else {
+        let Some(Mount { kind: MountKind::Bind { source, .. }, target, .. }) = innermost else {
             return Some(path);
         };
         let below = path.strip_prefix(target).unwrap_or(Path::new(""));
@@ -144,8 +144,8 @@ mod tests {
     use crate::plan::Shape;
 
     fn bind(source: PathBuf, target: &str) -> Mount {
-        let what = MountKind::Bind { source, shape: Shape::Directory };
-        Mount { what, target: target.into(), flags: MountFlags::default(), origin: None, why: String::new() }
+        let kind = MountKind::Bind { source, shape: Shape::Directory };
+        Mount { kind, target: target.into(), flags: MountFlags::default(), origin: None, why: String::new() }
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
         ] {
             host.link(link, target);
         }
-        let tmpfs = Mount { what: MountKind::Tmpfs(None), ..bind(PathBuf::new(), "/people/real/tmp") };
+        let tmpfs = Mount { kind: MountKind::Tmpfs(None), ..bind(PathBuf::new(), "/people/real/tmp") };
         let wanted = [
             bind(host.path().join("people"), "/people"),
             bind(host.path().join("other"), "/other"),

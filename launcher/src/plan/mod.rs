@@ -224,7 +224,7 @@ fn visible(directory: &Path, tree: &dyn Tree, mounts: &[Mount]) -> bool {
     let inside = [directory, resolved.path.as_path()];
     let enclosing =
         mounts.iter().rev().find(|mount| inside.iter().any(|path| path.starts_with(&mount.target)));
-    match enclosing.map(|mount| (&mount.what, &mount.target)) {
+    match enclosing.map(|mount| (&mount.kind, &mount.target)) {
         None => matches!(resolved.entry, Some(Entry::Directory)),
         Some((MountKind::Bind { source, .. }, target)) => inside
             .iter()

@@ -76,7 +76,7 @@ pub fn find(mut wanted: Vec<Mount>, tree: &dyn Tree, notes: &mut Vec<String>) ->
 /// The place of a mount below another one.
 fn place_in(outer: &Placed, inner: &Mount) -> Result<PathBuf, Failure> {
     let relative = inner.target.strip_prefix(&outer.asked).unwrap_or(&inner.target);
-    match &outer.mount.what {
+    match &outer.mount.kind {
         MountKind::Bind { source, .. } => {
             if !source.join(relative).exists() {
                 return Err(missing_in(outer, inner));
@@ -153,7 +153,7 @@ fn place(mount: &Mount, tree: &dyn Tree) -> Result<Resolved, Failure> {
             Failure::new(message).hint("it must be a directory or missing; the image is broken or hostile")
         );
     }
-    let misfit = match (mount.what.shape(), &resolved.entry) {
+    let misfit = match (mount.kind.shape(), &resolved.entry) {
         (Shape::Directory, Some(entry)) if !matches!(entry, Entry::Directory) => {
             Some(("a directory", "is not a directory"))
         }
@@ -191,7 +191,7 @@ pub fn skeletons(
         }
         let resolved = resolve(tree, &mount.target).map_err(|error| in_image(&mount.target, error))?;
         if resolved.entry.is_none() {
-            missing.entry(resolved.existing).or_default().push((mount.target.clone(), mount.what.shape()));
+            missing.entry(resolved.existing).or_default().push((mount.target.clone(), mount.kind.shape()));
         }
     }
     for command in slurm::COMMANDS.into_iter().filter(|_| commands) {

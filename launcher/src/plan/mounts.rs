@@ -44,22 +44,22 @@ pub fn decide(
 ) -> Result<Vec<Mount>, Failure> {
     let mut wanted = defaults(options, tree, host, identity)?;
     wanted.extend(of_host_libraries(others.host_libraries));
-    if let Some(MountKind::Devices(devices)) = wanted.first_mut().map(|mount| &mut mount.what) {
+    if let Some(MountKind::Devices(devices)) = wanted.first_mut().map(|mount| &mut mount.kind) {
         devices.extend(others.host_libraries.devices.iter().cloned());
     }
     split_devices(&mut wanted);
     let there = |directory: &Path, wanted: &[Mount]| {
         let same =
-            |mount: &Mount| matches!(&mount.what, MountKind::Bind { source, .. } if *source == mount.target);
+            |mount: &Mount| matches!(&mount.kind, MountKind::Bind { source, .. } if *source == mount.target);
         wanted.iter().any(|mount| same(mount) && directory.starts_with(&mount.target))
     };
     for (directory, why) in others.mpi {
         if there(directory, &wanted) {
             continue;
         }
-        let what = MountKind::Bind { source: directory.clone(), shape: Shape::Directory };
+        let kind = MountKind::Bind { source: directory.clone(), shape: Shape::Directory };
         let (target, flags, why) = (directory.clone(), MountFlags::default(), (*why).to_owned());
-        wanted.push(Mount { what, target, flags, origin: None, why });
+        wanted.push(Mount { kind, target, flags, origin: None, why });
     }
     wanted.extend(others.host_libraries.mounts.iter().cloned());
     for (option, origin) in &options.mounts {
@@ -76,12 +76,12 @@ pub fn decide(
 fn split_devices(wanted: &mut Vec<Mount>) {
     let Some(first) = wanted.first_mut() else { return };
     let (dev, why) = (first.target.clone(), first.why.clone());
-    let MountKind::Devices(devices) = &mut first.what else { return };
+    let MountKind::Devices(devices) = &mut first.kind else { return };
     let (directories, nodes) = devices.drain(..).partition::<Vec<PathBuf>, _>(|device| device.is_dir());
     *devices = nodes;
     wanted.extend(directories.into_iter().map(|source| Mount {
         target: dev.join(source.file_name().unwrap_or_default()),
-        what: MountKind::Bind { source, shape: Shape::Directory },
+        kind: MountKind::Bind { source, shape: Shape::Directory },
         flags: MountFlags::default(),
         origin: None,
         why: why.clone(),
@@ -95,8 +95,8 @@ fn defaults(
     host: &Host,
     identity: &Identity,
 ) -> Result<Vec<Mount>, Failure> {
-    let default = |what, target: &Path| Mount {
-        what,
+    let default = |kind, target: &Path| Mount {
+        kind,
         target: target.to_owned(),
         flags: MountFlags::default(),
         origin: None,
@@ -194,8 +194,8 @@ fn hosts_with(hostname: &Hostname) -> Option<Vec<u8>> {
 /// The node's libraries and programs in their directory, and what has a place of its own.
 fn of_host_libraries(given: &HostLibraries) -> Vec<Mount> {
     let read_only = MountFlags { read_only: true, ..MountFlags::default() };
-    let mount = |what, target: &Path, why: String| Mount {
-        what,
+    let mount = |kind, target: &Path, why: String| Mount {
+        kind,
         target: target.to_owned(),
         flags: read_only,
         origin: None,
@@ -204,8 +204,8 @@ fn of_host_libraries(given: &HostLibraries) -> Vec<Mount> {
     let mut mounts = Vec::new();
     if !given.files.is_empty() || !given.links.is_empty() {
         let links = given.links.iter().map(|(place, target)| (place.clone(), target.clone())).collect();
-        let what = MountKind::HostFiles { files: given.files.clone(), links };
-        mounts.push(mount(what, Path::new(host_libraries::DIRECTORY), "the node's libraries".to_owned()));
+        let kind = MountKind::HostFiles { files: given.files.clone(), links };
+        mounts.push(mount(kind, Path::new(host_libraries::DIRECTORY), "the node's libraries".to_owned()));
     }
     for (path, why) in &given.binds {
         let shape = if path.is_dir() { Shape::Directory } else { Shape::File };
@@ -235,7 +235,7 @@ fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Moun
             }
         }
     };
-    let (what, target) = match &option.source {
+    let (kind, target) = match &option.source {
         MountSource::Tmpfs(size) => (MountKind::Tmpfs(size.clone()), option.target.clone()),
         MountSource::Bind(source) => {
             let (source, found) = existing(source)?;
@@ -251,7 +251,7 @@ fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Moun
             (MountKind::Squashfs(path), option.target.clone())
         }
     };
-    Ok(Mount { what, target, flags: option.flags, origin: Some(origin), why: origin.name_of(Key::Mounts) })
+    Ok(Mount { kind, target, flags: option.flags, origin: Some(origin), why: origin.name_of(Key::Mounts) })
 }
 
 #[cfg(test)]
@@ -381,7 +381,7 @@ mod tests {
         let mounts =
             decided(&RunOptions { settings, ..RunOptions::default() }, &Host::for_tests(), &tree).unwrap();
         let hosts = mounts.iter().find(|mount| mount.target == Path::new(HOSTS)).unwrap();
-        let MountKind::File(content) = &hosts.what else { panic!("{hosts:?}") };
+        let MountKind::File(content) = &hosts.kind else { panic!("{hosts:?}") };
         assert!(content.ends_with(b"\n127.0.1.1 surely-not-there\n"));
     }
 }

@@ -98,7 +98,7 @@ impl Plan {
 }
 
 fn what(mount: &Mount) -> String {
-    let mut text = match &mount.what {
+    let mut text = match &mount.kind {
         MountKind::Bind { source, .. } if source == &mount.target => "from the host".to_owned(),
         MountKind::Bind { source, .. } => format!("from {}", path(source)),
         MountKind::Devices(devices) => format!("with {} devices", devices.len()),

@@ -97,7 +97,7 @@ fn make_namespaces(
 /// The servers of squashfs mounts. Outside the user namespace: in it, a watcher could not see processes that have
 /// capabilities there.
 fn start_data_servers(plan: &Plan, sources: &Sources) -> Result<Vec<Server>, Failure> {
-    let paths = plan.mounts.iter().filter_map(|mount| match &mount.what {
+    let paths = plan.mounts.iter().filter_map(|mount| match &mount.kind {
         MountKind::Squashfs(path) => Some(path.as_path()),
         _ => None,
     });

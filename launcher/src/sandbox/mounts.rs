@@ -39,7 +39,7 @@ const ANY: OFlag = OFlag::O_PATH.union(OFlag::O_CLOEXEC);
 pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
     plan.mounts
         .iter()
-        .map(|mount| match &mount.what {
+        .map(|mount| match &mount.kind {
             MountKind::Bind { source, .. } | MountKind::Commands(source) => {
                 Ok(OpenSource::One(open_source(source, mount)?))
             }
@@ -98,7 +98,7 @@ pub fn apply(
         }
         let place = open_place(root, mount, around.last().copied()).map_err(|e| in_container(target, e))?;
         around.push(mount);
-        match (&mount.what, source) {
+        match (&mount.kind, source) {
             (MountKind::Bind { source, .. }, OpenSource::One(opened)) => {
                 bind(opened.as_fd(), place.as_fd()).map_err(|errno| {
                     let source = quote(source.as_os_str().as_bytes());
@@ -163,11 +163,11 @@ pub fn apply(
 /// Opens the place of a mount, which lies in `outer`. In a tmpfs of ours, which was empty when it was planned, it is made.
 /// Elsewhere none is: that would be on the host.
 fn open_place(root: &NewRoot, mount: &Mount, outer: Option<&Mount>) -> nix::Result<OwnedFd> {
-    let ours = outer.filter(|outer| matches!(outer.what, MountKind::Tmpfs(_) | MountKind::Devices(_)));
+    let ours = outer.filter(|outer| matches!(outer.kind, MountKind::Tmpfs(_) | MountKind::Devices(_)));
     let Some(outer) = ours else { return open_in_root(root.as_fd(), &mount.target) };
     let tmpfs = open_in_root(root.as_fd(), &outer.target)?;
     let relative = mount.target.strip_prefix(&outer.target).map_err(|_| Errno::EINVAL)?;
-    let shape = mount.what.shape();
+    let shape = mount.kind.shape();
     // What stands for a file may be a device, which must not be opened to see whether it is there.
     if shape == Shape::File
         && let Ok(place) = open_in_root(tmpfs.as_fd(), relative)
