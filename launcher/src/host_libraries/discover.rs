@@ -11,6 +11,7 @@ use super::rules::{Rule, Set, belongs_to_libc};
 use super::{ld_cache, standard_directories};
 use crate::elf::Library;
 use crate::image::{DirectoryTree, Entry, resolve};
+use crate::trace::OrDebug;
 
 /// Where programs are looked for.
 const PROGRAM_DIRECTORIES: [&str; 4] = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
@@ -190,7 +191,9 @@ impl Node {
     fn cache(&self) -> &[(String, PathBuf)] {
         self.cache.get_or_init(|| {
             let file = self.file(Path::new("/etc/ld.so.cache"));
-            let content = file.and_then(|file| fs::read(file).ok()).unwrap_or_default();
+            let content = file
+                .and_then(|file| fs::read(file).or_debug("the node's ld.so.cache is not read"))
+                .unwrap_or_default();
             ld_cache::read(&content[..content.len().min(ld_cache::LIMIT)])
         })
     }

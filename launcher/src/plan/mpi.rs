@@ -11,6 +11,7 @@ use crate::elf::Library;
 use crate::host::Host;
 use crate::image::{Metadata, Tree, resolve};
 use crate::plan::Identity;
+use crate::trace::OrDebug;
 
 /// What the presence of a PMIx server changes in a container.
 #[derive(Default)]
@@ -208,7 +209,8 @@ fn exists(tree: &dyn Tree, path: &Path) -> bool {
 
 fn files(tree: &dyn Tree, directory: &Path, prefix: &str) -> Vec<String> {
     let Ok(found) = resolve(tree, directory) else { return Vec::new() };
-    let listed = tree.list(&found.path).unwrap_or_default();
+    let listed =
+        tree.list(&found.path).or_debug("a directory of the image's MPI is not listed").unwrap_or_default();
     let names = listed.into_iter().filter(|(name, _)| name.as_bytes().starts_with(prefix.as_bytes()));
     names.filter_map(|(name, _)| name.into_string().ok()).collect()
 }

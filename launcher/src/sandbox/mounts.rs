@@ -55,7 +55,7 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
                             return Err(Failure::caused_by(what, errno));
                         }
                         // One that has just gone, or that the user may not see, is no loss.
-                        Err(_) => {}
+                        Err(errno) => debug!(?device, %errno, "a device is left out"),
                     }
                 }
                 Ok(OpenSource::Many(opened))

@@ -178,7 +178,10 @@ impl Cache {
                 self.set_aside(&name);
                 return None;
             }
-            Err(_) => return None,
+            Err(errno) => {
+                debug!(name, %errno, "no copy is there");
+                return None;
+            }
         };
         let good = fstat(&file).is_ok_and(|stat| self.why_broken(&stat, Some(size)).is_none());
         if !good {

@@ -31,6 +31,7 @@ use mizzen_core::failure::cause;
 use mizzen_core::staging::{Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
+use tracing::debug;
 
 use crate::image::{self, Kind, Opened, check_content, shown};
 use crate::sys;
@@ -256,7 +257,10 @@ fn wanted<'a>(opened: &'a Opened, verify: bool, staging: &StagingOptions) -> Res
     }
     match staging.policy {
         Policy::Never => return Ok(Wanted::Nothing),
-        Policy::Auto if !fs_type::is_network(&opened.file, &staging.network) => return Ok(Wanted::Nothing),
+        Policy::Auto if !fs_type::is_network(&opened.file, &staging.network) => {
+            debug!(path = ?opened.path, "not on a network file system: used where it is");
+            return Ok(Wanted::Nothing);
+        }
         Policy::Auto | Policy::Always | Policy::Broadcast => {}
     }
     let source = Original::new(opened, verify)?;
@@ -271,6 +275,7 @@ fn wanted<'a>(opened: &'a Opened, verify: bool, staging: &StagingOptions) -> Res
     // Diskless nodes: a copy would go over the same network, or take the job's memory.
     let useless = fs_type::is_network(&cache.dir, &staging.network) || fs_type::is_memory(&cache.dir);
     let made = staging.policy != Policy::Auto || !useless;
+    debug!(directory = ?cache.path, made, "copies are made here, or the disk is none");
     Ok(if made { Wanted::Copy(cache, source) } else { Wanted::Nothing })
 }
 
