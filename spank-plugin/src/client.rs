@@ -10,7 +10,7 @@ use mizzen_core::precedence::{self, Named, Surroundings, Typed};
 use mizzen_core::request::{self, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
-use mizzen_core::{Config, Failure, Request, Settings, Variables};
+use mizzen_core::{Failure, Request, Settings, Variables};
 
 use crate::options::Meaning;
 use crate::spank::{self, Spank};
@@ -198,7 +198,7 @@ struct Client;
 
 impl Surroundings for Client {
     fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure> {
-        let config = Config::load(&state::lock().config_source()?)?;
+        let config = state::lock().config()?;
         let request = Request::from_option(option, value, &self.directory()?, &config)?;
         spank::unset_variable(SLURM_CONTAINER);
         oci::spare_pmix()?;

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 use mizzen_core::handover::{self, Accounts, Role};
-use mizzen_core::{Config, Failure, Handover, Request, node_name_from};
+use mizzen_core::{Failure, Handover, Request, node_name_from};
 use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::channel::StepChannel;
@@ -15,6 +15,7 @@ use crate::{crontab, multi_prog, oci, other_nodes, requested, root, state};
 
 /// slurmstepd, before any task exists: opens the channel over which the tasks find each other.
 pub fn open_channel(spank: &Spank) -> Result<(), Failure> {
+    requested::remember(spank);
     if !container_wanted(spank) || spank.step() == Some(Step::Extern) {
         return Ok(());
     }
@@ -51,9 +52,8 @@ pub fn prepare_builder(spank: &Spank) -> Result<(), Failure> {
         return Ok(());
     }
     let Ok(Request::Container(container)) = request(spank) else { return Ok(()) };
-    let source = state::lock().config_source()?;
     // What is wrong with it, the launcher tells.
-    let Ok(config) = Config::load(&source) else { return Ok(()) };
+    let Ok(config) = state::lock().config() else { return Ok(()) };
     let settings = container.settings.or(config.settings);
     let (uid, gid, groups) = spank.identity()?;
     // Root's jobs get no container, and a script may stay on the host.
@@ -111,10 +111,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     let config = state::lock().config_source()?;
     if let Request::Container(container) = request
         && is_script(spank)
-        && !container
-            .settings
-            .script
-            .map_or_else(|| Config::load(&config).map(|site| site.settings.script()), Ok)?
+        && !container.settings.script.map_or_else(|| Ok(state::lock().config()?.settings.script()), Ok)?
     {
         return Ok(());
     }

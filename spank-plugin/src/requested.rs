@@ -40,7 +40,18 @@ pub fn hand_down(spank: &Spank, request: &Request) -> Result<(), Failure> {
     spank.set_job_variable(VARIABLE, &request.encode())
 }
 
+/// slurmstepd, when Slurm has reported all options: decodes the request, once for this process and those that it forks.
+pub fn remember(spank: &Spank) {
+    let asked = look(spank);
+    state::lock().asked = Some(asked);
+}
+
 fn find(spank: &Spank) -> Result<Option<Request>, Failure> {
+    let asked = state::lock().asked.clone();
+    asked.unwrap_or_else(|| look(spank))
+}
+
+fn look(spank: &Spank) -> Result<Option<Request>, Failure> {
     // sbatch speaks of the script alone: what a step of it finds there is somebody's own.
     let submitted =
         if spank.step() == Some(Step::Batch) { spank.job_variable(SUBMITTED_VARIABLE)? } else { None };

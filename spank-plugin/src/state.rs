@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
 use mizzen_core::settings::Argument;
-use mizzen_core::{Failure, Request, Variables};
+use mizzen_core::{Config, Failure, Request, Variables};
 
 use crate::channel::StepChannel;
 use crate::duplicate_load::Part;
@@ -37,6 +37,10 @@ pub struct State {
     pub variables: Variables,
     /// Client: the first component's request.
     pub request: Option<Request>,
+    /// mizzen.toml, once it was read.
+    config: Option<Result<Config, Failure>>,
+    /// Node: what was asked for, once all options were reported.
+    pub asked: Option<Result<Option<Request>, Failure>>,
     /// Node: the step's channel.
     pub channel: Option<StepChannel>,
     /// slurmstepd: the user has been told why the step failed.
@@ -91,6 +95,8 @@ static STATE: Mutex<State> = Mutex::new(State {
     inherited: None,
     variables: Variables::NONE,
     request: None,
+    config: None,
+    asked: None,
     channel: None,
     told: false,
     user_namespace: None,
@@ -105,6 +111,14 @@ impl State {
     /// Keeps the first failure: later ones follow from it.
     pub fn latch(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
+    }
+
+    /// mizzen.toml; it is read once in a process.
+    pub fn config(&mut self) -> Result<Config, Failure> {
+        let read = || self.config_source().and_then(|source| Config::load(&source));
+        let config = self.config.clone().unwrap_or_else(read);
+        self.config = Some(config.clone());
+        config
     }
 
     /// Where mizzen.toml is, by the words in plugstack.conf.
