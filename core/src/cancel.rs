@@ -2,11 +2,11 @@
 //! this one's, under MPI for ever. Runs as the user, in the task that has told the user: in the launcher, or before it starts;
 //! and in the watcher of a file server that has failed.
 //!
-//! Slurm's own command does it. Its SIGKILL would reach this task too, and those that are here on other nodes for the same
-//! reason, and srun's exit code would be theirs and not ours. So everybody waits a little, those on higher nodes longer.
-//! Then the first one sends SIGTERM, which is a chance for the programs and tells all others like it that they need not
-//! stay; and a second later a signal that ends every program and that no program handles. Those that are here hold both
-//! back. If the container is missing on every node, which is the usual case, all tasks end with our code.
+//! scancel does it. SIGKILL would also hit this task, and the tasks that fail for the same reason on other nodes; srun would then
+//! return their exit code instead of 125. So every failed task first waits, longer on nodes with a higher index. The first to
+//! wake sends SIGTERM, which lets programs clean up and tells the other waiting tasks that they can exit. One second later it
+//! sends SIGSTKFLT, which no program handles. Waiting tasks block both signals. If the container is missing on every node, which
+//! is the usual case, all tasks end with 125.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -29,31 +29,31 @@ const NEXT_LIMIT: u32 = 6;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// For Slurm's command.
-const PATIENCE: Duration = Duration::from_secs(2);
+const SCANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Ends what is left. Linux itself never sends it.
-const LAST: Signal = Signal::SIGSTKFLT;
+const FINAL_SIGNAL: Signal = Signal::SIGSTKFLT;
 
 /// Holds back the signals by which a step is ended. To be called before the failure is told.
 pub fn hold_back_signals() {
     let mut held = SigSet::empty();
     held.add(Signal::SIGTERM);
-    held.add(LAST);
+    held.add(FINAL_SIGNAL);
     let _ = held.thread_block();
 }
 
 /// Ends the step; returns when this task should end.
-pub fn end_step(step: &str, nodes: &OtherNodes) {
-    if is_seen_to_within(WAIT + NEXT * nodes.index.min(NEXT_LIMIT)) {
+pub fn cancel_step(step: &str, nodes: &OtherNodes) {
+    if cancelled_elsewhere_within(WAIT + NEXT * nodes.index.min(NEXT_LIMIT)) {
         return;
     }
     scancel(&nodes.scancel, "--signal=TERM", step);
     std::thread::sleep(GRACE);
-    scancel(&nodes.scancel, &format!("--signal={}", LAST as i32), step);
+    scancel(&nodes.scancel, &format!("--signal={}", FINAL_SIGNAL as i32), step);
 }
 
 /// Whether another node ends the step in that time.
-fn is_seen_to_within(time: Duration) -> bool {
+fn cancelled_elsewhere_within(time: Duration) -> bool {
     let mut term = SigSet::empty();
     term.add(Signal::SIGTERM);
     let Ok(arrived) = SignalFd::with_flags(&term, SfdFlags::SFD_CLOEXEC) else { return false };
@@ -68,7 +68,7 @@ fn is_seen_to_within(time: Duration) -> bool {
     }
 }
 
-/// What becomes of it is no matter: the user knows what went wrong. A controller that does not answer is not waited for.
+/// Errors are ignored: the user knows what went wrong. A controller that does not answer is not waited for.
 fn scancel(program: &Path, signal: &str, step: &str) {
     let mut command = Command::new(program);
     // What the job has for its own programs is not for the node's, and SCANCEL_… would have it ask, or match other steps.
@@ -78,7 +78,7 @@ fn scancel(program: &Path, signal: &str, step: &str) {
     command.args(["--quiet", signal, step]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(mut child) = command.spawn() else { return };
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + SCANCEL_TIMEOUT;
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() > end {
             let _ = child.kill();

@@ -18,7 +18,7 @@ impl DeviceName {
     /// Parses `vendor.com/class=name`.
     pub fn parse(text: &[u8]) -> Result<DeviceName, Failure> {
         let parts = std::str::from_utf8(text).ok().and_then(|text| text.split_once('='));
-        match parts.filter(|(kind, name)| is_kind(kind) && is_name(name)) {
+        match parts.filter(|(kind, name)| is_device_kind(kind) && is_device_name(name)) {
             Some((kind, name)) => Ok(DeviceName { kind: kind.to_owned(), name: name.to_owned() }),
             None => Err(Failure::new(format!("\"{}\" is not the name of a device", quote(text)))
                 .hint("write vendor.com/class=name, as in nvidia.com/gpu=0; several joined by commas")),
@@ -38,13 +38,13 @@ impl fmt::Display for DeviceName {
 }
 
 /// Whether a text is `vendor.com/class`.
-pub fn is_kind(text: &str) -> bool {
+pub fn is_device_kind(text: &str) -> bool {
     text.split_once('/')
         .is_some_and(|(vendor, class)| is_word(vendor, "_-.", false) && is_word(class, "_-.", false))
 }
 
 /// Whether a text can be the name of a device among those of its kind.
-pub fn is_name(text: &str) -> bool {
+pub fn is_device_name(text: &str) -> bool {
     is_word(text, "_-.:", true)
 }
 

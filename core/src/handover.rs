@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::config::Source;
 use crate::failure::quote;
-use crate::{Failure, wire};
+use crate::{Failure, pairs};
 
 /// The variable. The prefix lets it pass where Slurm filters a task's environment.
 pub const VARIABLE: &str = "SLURM_MIZZEN_HANDOVER";
@@ -114,12 +114,12 @@ impl Handover {
                 pairs.push(("groups", groups.collect::<Vec<_>>().join("\n").into_bytes()));
             }
         }
-        wire::encode(pairs)
+        pairs::encode(pairs)
     }
 
     /// Reads the variable back.
     pub fn decode(text: &[u8]) -> Result<Handover, Failure> {
-        read(&wire::decode(text).map_err(about)?).map_err(about)
+        read(&pairs::decode(text).map_err(about)?).map_err(about)
     }
 }
 

@@ -10,9 +10,9 @@ use crate::{Failure, Request, Settings, Variables};
 
 /// What was typed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Typed {
+pub struct TypedOptions {
     /// The image, or what stands for it.
-    pub image: Option<Named>,
+    pub image: Option<ImageOption>,
     /// `--container-join`.
     pub join: Option<Vec<u8>>,
     /// The settings.
@@ -23,7 +23,7 @@ pub struct Typed {
 
 /// What names the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum ImageOption {
     /// An option or variable, and its value.
     Image {
         /// Its name in messages.
@@ -36,7 +36,7 @@ pub enum Named {
 }
 
 /// What the merger has to ask for.
-pub trait Surroundings {
+pub trait ImageLookup {
     /// Finds the image, and sees that it is one.
     fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure>;
 
@@ -47,10 +47,10 @@ pub trait Surroundings {
 /// The request, if a container is asked for. `inherited` is that of the enclosing job; the variables count only where there
 /// is none.
 pub fn merge(
-    typed: Typed,
+    typed: TypedOptions,
     inherited: Option<Request>,
     variables: &Variables,
-    surroundings: &mut dyn Surroundings,
+    lookup: &mut dyn ImageLookup,
 ) -> Result<Option<Request>, Failure> {
     if let Some(step) = &typed.join {
         if typed.image.is_some() || typed.settings != Settings::default() {
@@ -62,12 +62,12 @@ pub fn merge(
     let image = match typed.image {
         None if inherited.is_none() => variables
             .image()?
-            .map(|(name, value)| Named::Image { option: name.to_owned(), value: value.to_vec() }),
+            .map(|(name, value)| ImageOption::Image { option: name.to_owned(), value: value.to_vec() }),
         image => image,
     };
     let request = match image {
-        Some(Named::SlurmRuntime) => Some(Request::SlurmRuntime),
-        Some(Named::Image { option, value }) => Some(surroundings.find_image(&option, &value)?),
+        Some(ImageOption::SlurmRuntime) => Some(Request::SlurmRuntime),
+        Some(ImageOption::Image { option, value }) => Some(lookup.find_image(&option, &value)?),
         None if typed.settings != Settings::default()
             && !matches!(inherited, Some(Request::Container(_))) =>
         {
@@ -84,7 +84,7 @@ pub fn merge(
         Some(_) => Settings::default(),
         None => variables.settings()?,
     };
-    let settings = typed.settings.or(lower).absolute(&surroundings.directory()?);
+    let settings = typed.settings.or(lower).absolute(&lookup.directory()?);
     Ok(Some(Request::Container(Container { image, digest, settings })))
 }
 
@@ -95,7 +95,7 @@ mod tests {
 
     struct Here;
 
-    impl Surroundings for Here {
+    impl ImageLookup for Here {
         fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure> {
             match value {
                 b"none" => Ok(Request::Host),
@@ -120,10 +120,11 @@ mod tests {
         Request::Container(Container { image, digest: None, settings: settings(pairs) })
     }
 
-    fn typed(image: Option<&str>, pairs: &[(Key, &str)]) -> Typed {
-        let named = |value: &str| Named::Image { option: "--container".to_owned(), value: value.into() };
+    fn typed(image: Option<&str>, pairs: &[(Key, &str)]) -> TypedOptions {
+        let named =
+            |value: &str| ImageOption::Image { option: "--container".to_owned(), value: value.into() };
         let first_option = pairs.first().map(|(key, _)| format!("--container-{}", key.name()));
-        Typed { image: image.map(named), settings: settings(pairs), first_option, join: None }
+        TypedOptions { image: image.map(named), settings: settings(pairs), first_option, join: None }
     }
 
     fn variables(pairs: &[(&'static str, &'static str)]) -> Variables {
@@ -191,8 +192,8 @@ mod tests {
 
     #[test]
     fn a_join_takes_the_container_as_it_is() {
-        let join = |asked: Typed| {
-            merge(Typed { join: Some(b"0".to_vec()), ..asked }, None, &Variables::NONE, &mut Here)
+        let join = |asked: TypedOptions| {
+            merge(TypedOptions { join: Some(b"0".to_vec()), ..asked }, None, &Variables::NONE, &mut Here)
         };
         assert_eq!(join(typed(None, &[])), Ok(Some(Request::Join("0".to_owned()))));
         let message = "--container-join and other options of a container";

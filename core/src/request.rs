@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::digest::{Digest, split_pin};
 use crate::failure::quote;
 use crate::settings::Key;
-use crate::{Config, Failure, Settings, image, wire};
+use crate::{Config, Failure, Settings, image, pairs};
 
 /// Carries the request from srun, sbatch and salloc to the node, and from a job to the srun calls in it. The
 /// prefix SLURM_ lets it pass `--export=NONE`.
@@ -116,12 +116,12 @@ impl Request {
         match self {
             Request::Host => "none".to_owned(),
             Request::SlurmRuntime => "oci".to_owned(),
-            Request::Join(step) => wire::encode([("join", step.clone().into_bytes())]),
+            Request::Join(step) => pairs::encode([("join", step.clone().into_bytes())]),
             Request::Container(Container { image, digest, settings }) => {
                 let image = ("image", image.as_os_str().as_bytes().to_vec());
                 let digest = digest.map(|digest| ("digest", digest.to_string().into_bytes()));
                 let settings = Key::ALL.iter().filter_map(|key| Some((key.name(), settings.text(*key)?)));
-                wire::encode([image].into_iter().chain(digest).chain(settings))
+                pairs::encode([image].into_iter().chain(digest).chain(settings))
             }
         }
     }
@@ -132,7 +132,7 @@ impl Request {
             long if long.len() > LIMIT => Err(Failure::new(format!("too long: {} bytes", long.len()))),
             NONE => Ok(Request::Host),
             b"oci" => Ok(Request::SlurmRuntime),
-            _ => wire::decode(text).and_then(|pairs| from_pairs(&pairs)),
+            _ => pairs::decode(text).and_then(|pairs| from_pairs(&pairs)),
         };
         request.map_err(|failure| {
             failure.about(VARIABLE).hint(
@@ -194,7 +194,7 @@ pub fn find_image_by(
     value: &[u8],
     directory: &Path,
     config: &Config,
-    look: impl Fn(&Path) -> Result<Option<image::Form>, Failure>,
+    look: impl Fn(&Path) -> Result<Option<image::ImageFormat>, Failure>,
 ) -> Result<(PathBuf, Option<Digest>), Failure> {
     check_path_text(value)?;
     if let Some(scheme) = scheme_of(value) {
@@ -204,7 +204,7 @@ pub fn find_image_by(
     let (name, digest) = split_pin(value);
     check_path_text(name)?;
     let (path, form) = look_for(Path::new(OsStr::from_bytes(name)), directory, config, look)?;
-    if digest.is_some() && form == image::Form::Directory {
+    if digest.is_some() && form == image::ImageFormat::Directory {
         return Err(Failure::new(format!("{}: a directory has no digest", quote(name)))
             .hint("name it without @sha256:, or pack it into a squashfs file"));
     }
@@ -258,8 +258,8 @@ fn look_for(
     name: &Path,
     directory: &Path,
     config: &Config,
-    look: impl Fn(&Path) -> Result<Option<image::Form>, Failure>,
-) -> Result<(PathBuf, image::Form), Failure> {
+    look: impl Fn(&Path) -> Result<Option<image::ImageFormat>, Failure>,
+) -> Result<(PathBuf, image::ImageFormat), Failure> {
     let mut candidates = vec![directory.join(name)];
     let bare =
         name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));

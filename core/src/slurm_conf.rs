@@ -21,7 +21,7 @@ impl SlurmConf {
     }
 
     /// The directory of the file: as SLURM_CONF says, if that is given, else the first of the usual places that has one.
-    pub fn directory(named: Option<&Path>) -> Option<PathBuf> {
+    pub fn find_directory(named: Option<&Path>) -> Option<PathBuf> {
         match named {
             Some(file) => file.parent().map(Path::to_owned),
             None => DIRECTORIES.iter().map(PathBuf::from).find(|usual| usual.join("slurm.conf").exists()),

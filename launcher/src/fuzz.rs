@@ -207,12 +207,12 @@ fn option_texts(bytes: &[u8]) -> bool {
 
 /// What a program in a container asks of the host's Slurm, and what it is answered.
 fn slurm_command(bytes: &[u8]) -> bool {
-    if let Some(answer) = wire::Answer::decode(bytes) {
-        assert_eq!(wire::Answer::decode(&answer.encode()), Some(answer));
+    if let Some(answer) = wire::CommandResult::decode(bytes) {
+        assert_eq!(wire::CommandResult::decode(&answer.encode()), Some(answer));
         return true;
     }
-    let Some(order) = wire::Order::decode(bytes) else { return false };
-    assert_eq!(wire::Order::decode(&order.encode()), Some(order));
+    let Some(order) = wire::CommandRequest::decode(bytes) else { return false };
+    assert_eq!(wire::CommandRequest::decode(&order.encode()), Some(order));
     true
 }
 

@@ -10,12 +10,12 @@ use mizzen_core::{Config, Digest, Failure};
 use serde_json::{Value, json};
 
 use crate::image::architecture::Architecture;
-use crate::image::{self, Kind, Loaded, Metadata, Opened};
+use crate::image::{self, ImageKind, Loaded, Metadata, OpenedImage};
 use crate::stage::{self, StagedImage, StagingOptions};
 
 /// Everything that can be told about an image.
 pub struct Inspected {
-    opened: Opened,
+    opened: OpenedImage,
     metadata: Metadata,
     /// The machine its programs are made for.
     architecture: Option<Architecture>,
@@ -32,8 +32,8 @@ pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
     let image = Loaded::new(opened, digest)?;
     let metadata = image.metadata()?;
     let digest = match image.opened.kind {
-        Kind::Directory => None,
-        Kind::Squashfs | Kind::Sif { .. } => match image.digest {
+        ImageKind::Directory => None,
+        ImageKind::Squashfs | ImageKind::Sif { .. } => match image.digest {
             Some(digest) => Some(digest),
             None => Some(stage::digest(&image.opened)?),
         },
@@ -108,9 +108,9 @@ impl Inspected {
 
     fn format(&self) -> &'static str {
         match self.opened.kind {
-            Kind::Squashfs => "squashfs",
-            Kind::Sif { .. } => "SIF",
-            Kind::Directory => "directory",
+            ImageKind::Squashfs => "squashfs",
+            ImageKind::Sif { .. } => "SIF",
+            ImageKind::Directory => "directory",
         }
     }
 }

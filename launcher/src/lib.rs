@@ -1,4 +1,4 @@
-//! The launcher. `pipeline.rs` shows the way of a container; `dispatch.rs`, which command does what.
+//! The launcher. `pipeline.rs` shows how a container is started; `dispatch.rs`, which command does what.
 
 mod cdi;
 mod cli;

@@ -161,12 +161,12 @@ pub struct Unshare {
 /// The kernel takes no larger environment.
 const ENV_FILE_LIMIT: usize = 1 << 20;
 /// How long the writer of a pipe may keep us waiting.
-const ENV_FILE_PATIENCE: Duration = Duration::from_secs(10);
+const ENV_FILE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads a file of `NAME=VALUE` lines, as `docker --env-file` does: no quotes, no expansion, `#` comments.
 pub fn read_env_file(path: &Path) -> Result<Vec<EnvOption>, Failure> {
     let shown = quote(path.as_os_str().as_bytes());
-    let text = read_in_time(path, ENV_FILE_LIMIT, ENV_FILE_PATIENCE)
+    let text = read_in_time(path, ENV_FILE_LIMIT, ENV_FILE_TIMEOUT)
         .map_err(|error| Failure::new(format!("--env-file: {shown}: {}", cause(&error))))?;
     let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     lines

@@ -1,16 +1,16 @@
-//! The way of a container, from plain options to the running program. Read this file first. `mizzen run` goes it alone; the
-//! first task of a Slurm step goes it for all tasks on its node (`step/mod.rs`).
+//! How a container is started, from parsed options to the running program. Read this file first. `mizzen run` does all of it; in
+//! a Slurm step the first task on a node does it for the others (`step/mod.rs`).
 //!
-//!     options -> stage -> load -> serve -> plan -> build -> start
+//!     options -> stage -> load -> serve -> plan -> build -> exec
 //!
-//! | step  | what it gives                        | what it does to the node                                         |
+//! | part  | what it gives                        | what it does to the node                                         |
 //! |-------|--------------------------------------|------------------------------------------------------------------|
 //! | stage | the image's file                     | may copy the image to the node: the first side effect            |
 //! | load  | the image's files, readable          | nothing                                                          |
 //! | serve | a file server, for a squashfs        | starts a process, which reads ahead while the rest is planned    |
-//! | plan  | every mount, variable, name          | nothing: it is computed from plain facts (`mizzen plan` prints it) |
+//! | plan  | every mount, variable, name          | nothing: computed from plain facts; squashfs mounts are staged too |
 //! | build | namespaces with everything mounted   | this process is inside from here on                              |
-//! | start | the program                          | this process becomes it                                          |
+//! | exec  | the program                          | this process becomes it                                          |
 //!
 //! Runs as the user on the host, and from `build` on in the container's namespaces.
 
@@ -44,13 +44,13 @@ pub fn run(options: &RunOptions) -> Result<i32, Failure> {
     if options.settings.verbose() != Verbosity::Quiet {
         report_note(&summary(&plan));
     }
-    Err(sandbox::start(&plan.program))
+    Err(sandbox::exec_program(&plan.program))
 }
 
 /// Everything but the side effects, for `mizzen plan`: the image is read where it is, and nothing is served.
 pub fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
-    decide(&options, &load(&options)?, &Host::detect()).map(|(plan, _)| plan)
+    make_plan(&options, &stage_and_load(&options)?, &Host::detect()).map(|(plan, _)| plan)
 }
 
 /// A container that is about to be made.
@@ -63,11 +63,11 @@ pub struct Prepared {
 
 /// Stages, loads, serves and plans.
 pub fn prepare(options: &RunOptions, host: &Host, reporter: Box<dyn Reporter>) -> Result<Prepared, Failure> {
-    let image = info_span!("stage").in_scope(|| load(options))?;
+    let image = info_span!("stage").in_scope(|| stage_and_load(options))?;
     info_span!("plan").in_scope(|| {
         let watch = Watch::new(reporter)?;
         let root = serve(&image, options, host, &watch)?;
-        let (plan, data) = decide(options, &image, host)?;
+        let (plan, data) = make_plan(options, &image, host)?;
         Ok(Prepared { plan, sources: Sources { root, data, watch } })
     })
 }
@@ -83,7 +83,7 @@ pub fn summary(plan: &Plan) -> String {
     digest.collect::<String>() + &trace::phases()
 }
 
-fn load(options: &RunOptions) -> Result<Loaded, Failure> {
+fn stage_and_load(options: &RunOptions) -> Result<Loaded, Failure> {
     limits::check_memory()?;
     let StagedImage { opened, digest, provenance } = stage(&options.image, options.pin, &options.staging)?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
@@ -105,7 +105,7 @@ fn serve(image: &Loaded, options: &RunOptions, host: &Host, watch: &Watch) -> Re
 }
 
 /// The plan for an image, and the files of its squashfs mounts.
-fn decide(
+fn make_plan(
     options: &RunOptions,
     image: &Loaded,
     host: &Host,

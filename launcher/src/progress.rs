@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::termios::tcgetwinsize;
 
 /// Nothing is shown before.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Characters of a bar.
 const BAR: u64 = 24;
 /// Of a terminal that does not tell.
@@ -51,7 +51,7 @@ impl Progress {
 
     fn show(&mut self, state: impl Fn() -> String) {
         let pause = if self.terminal { Duration::from_millis(200) } else { Duration::from_secs(5) };
-        let waited = self.last.map_or(self.begin.elapsed() >= PATIENCE, |last| last.elapsed() >= pause);
+        let waited = self.last.map_or(self.begin.elapsed() >= TIMEOUT, |last| last.elapsed() >= pause);
         if waited && self.speaks {
             self.last = Some(Instant::now());
             let what = format!("mizzen: {}: ", self.what);

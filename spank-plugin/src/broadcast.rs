@@ -73,7 +73,7 @@ fn try_to_send(spank: &Spank) -> Result<Option<String>, Failure> {
 
 /// Goes on without a broadcast.
 fn without(why: &str) -> Result<Option<String>, Failure> {
-    spank::inform(&format!("every node copies the image itself: {why}"));
+    spank::log_info(&format!("every node copies the image itself: {why}"));
     Ok(None)
 }
 

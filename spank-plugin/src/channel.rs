@@ -5,10 +5,10 @@
 //! reads it without taking it. That works for any number of tasks, in any order, also for those that start when the first
 //! has ended. In the other direction lies a single byte: whoever takes it may tell the user what went wrong.
 //!
-//! Whoever has such a socket can make others wait: a reader holds its lock for as long as the memory behind it takes, and
-//! its last holder closes what users have put into it. So slurmstepd gives its copies up as soon as all tasks are forked, which
-//! none of them has left yet: it never reads, writes or closes what a user's process has had in hand. What the tasks have
-//! to say to it is in the [`StepReport`].
+//! A process that holds such a socket can block the others: a reader holds the socket's lock while it copies, and the last close
+//! runs over whatever users have queued. So slurmstepd closes its copies once all tasks are forked, before any of them
+//! continues. It never reads, writes or closes a socket that a user's process has used. What the tasks have to say to it is in
+//! the [`StepReport`].
 #![allow(unsafe_code)] // clone, and calls on numbers of descriptors
 
 use std::fs::File;
@@ -22,16 +22,16 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use nix::unistd::{Pid, getpid, pipe2};
 
-use crate::root::{close_all_but, may_map as may_become_user};
+use crate::userns::{close_all_but, may_map as may_become_user};
 
 /// The channel of one step on one node, in slurmstepd and in a task that has not become the launcher yet.
-pub struct StepChannel {
+pub struct StepdChannel {
     /// slurmstepd's own description of the report.
     report: StepReport,
     /// What is the tasks'.
     tasks: Option<TaskEnds>,
     /// slurmstepd, whose descriptors these are.
-    maker: Pid,
+    stepd: Pid,
 }
 
 /// What the tasks inherit, and hand to the launcher.
@@ -51,9 +51,9 @@ impl TaskEnds {
     }
 }
 
-impl StepChannel {
+impl StepdChannel {
     /// Makes one.
-    pub fn open() -> Result<StepChannel, Failure> {
+    pub fn open() -> Result<StepdChannel, Failure> {
         let failed = |what: &str, error: std::io::Error| {
             Failure::caused_by(format!("cannot make {what} for the tasks"), error)
         };
@@ -70,10 +70,10 @@ impl StepChannel {
         fcntl(&memory, FcntlArg::F_ADD_SEALS(seals)).map_err(|errno| failed("memory", errno.into()))?;
         let own =
             File::options().read(true).write(true).open(format!("/proc/self/fd/{}", memory.as_raw_fd()));
-        Ok(StepChannel {
+        Ok(StepdChannel {
             report: StepReport::new(own.map_err(|error| failed("memory", error))?),
             tasks: Some(TaskEnds { receive, send: send_end, report: memory.into() }),
-            maker: getpid(),
+            stepd: getpid(),
         })
     }
 
@@ -90,7 +90,7 @@ impl StepChannel {
     /// slurmstepd, when the last task is forked and none goes on yet: gives up what is theirs. (With `contain_spank` this hook
     /// runs in a process that has slurmstepd's memory, but descriptors of its own: then nothing is given up here.)
     pub fn leave_to_tasks(&mut self) {
-        if getpid() == self.maker {
+        if getpid() == self.stepd {
             self.tasks = None;
         }
     }

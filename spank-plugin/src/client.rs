@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use mizzen_core::failure::quote;
-use mizzen_core::precedence::{self, Named, Surroundings, Typed};
+use mizzen_core::precedence::{self, ImageLookup, ImageOption, TypedOptions};
 use mizzen_core::request::{self, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
@@ -14,7 +14,7 @@ use mizzen_core::{Failure, Request, Settings, Variables};
 
 use crate::options::Meaning;
 use crate::spank::{self, Spank};
-use crate::state::Reported;
+use crate::state::GivenOption;
 use crate::{multi_prog, oci, options, state};
 
 /// Slurm's `--container` ends here. Slurm sets it only when unset, so what stays in the environment would hide
@@ -103,7 +103,7 @@ fn send(spank: &Spank, request: Option<&Request>) -> Result<(), Failure> {
     }
     spank::set_variable(VARIABLE, &text);
     if spank::own_option(c"export-file").is_some() {
-        spank.set_submitted(SUBMITTED, &text)?;
+        spank.set_job_control_variable(SUBMITTED, &text)?;
     }
     Ok(())
 }
@@ -147,12 +147,12 @@ fn own_variables() -> Variables {
 
 /// After the own options of a later component sbatch reports the first component's once more, as if they were the
 /// later ones on the command line.
-fn take_repetitions_out(reported: &mut Vec<Reported>) -> Result<(), Failure> {
-    let mut kept: Vec<Reported> = Vec::new();
+fn take_repetitions_out(reported: &mut Vec<GivenOption>) -> Result<(), Failure> {
+    let mut kept: Vec<GivenOption> = Vec::new();
     for option in reported.drain(..).filter(|option| option.meaning().is_some()) {
         let list =
             matches!(option.meaning(), Some(Meaning::Setting(key, _)) if key.toml_form() == TomlForm::List);
-        let same_kind = |other: &&Reported| same_kind(other.meaning(), option.meaning());
+        let same_kind = |other: &&GivenOption| same_kind(other.meaning(), option.meaning());
         match kept.iter().find(same_kind) {
             Some(other) if !list && (other.value() != option.value()) => {
                 return Err(different_containers(&quote(&other.value()), &quote(&option.value())));
@@ -174,7 +174,7 @@ fn same_kind(one: Option<Meaning>, other: Option<Meaning>) -> bool {
 
 /// What this component asks for.
 fn component_request(
-    reported: &[Reported],
+    reported: &[GivenOption],
     inherited: Option<Request>,
     variables: &Variables,
 ) -> Result<Option<Request>, Failure> {
@@ -184,11 +184,11 @@ fn component_request(
         ));
     }
     let last = |meaning| reported.iter().rfind(|option| option.meaning() == Some(meaning));
-    let typed = Typed {
+    let typed = TypedOptions {
         image: named_image(last(Meaning::Image))?,
         join: last(Meaning::Join).map(|option| option.value.clone()),
         settings: options::settings(reported)?,
-        first_option: reported.first().map(Reported::name),
+        first_option: reported.first().map(GivenOption::name),
     };
     precedence::merge(typed, inherited, variables, &mut Client)
 }
@@ -196,12 +196,12 @@ fn component_request(
 /// What only this program knows.
 struct Client;
 
-impl Surroundings for Client {
+impl ImageLookup for Client {
     fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure> {
         let config = state::lock().config()?;
         let request = Request::from_option(option, value, &self.directory()?, &config)?;
         spank::unset_variable(SLURM_CONTAINER);
-        oci::spare_pmix()?;
+        oci::hide_container_option_from_pmix()?;
         Ok(request)
     }
 
@@ -212,7 +212,7 @@ impl Surroundings for Client {
 }
 
 /// The image that an option names: Slurm's own, or ours.
-fn named_image(ours: Option<&Reported>) -> Result<Option<Named>, Failure> {
+fn named_image(ours: Option<&GivenOption>) -> Result<Option<ImageOption>, Failure> {
     match (slurms_own_option(), ours) {
         (Some(slurms), Some(ours)) if slurms != ours.value => {
             let message =
@@ -221,13 +221,13 @@ fn named_image(ours: Option<&Reported>) -> Result<Option<Named>, Failure> {
                 .hint("give one of them; the variable SLURM_CONTAINER counts as --container"))
         }
         (Some(_), _) if oci::slurm_runs_containers() => {
-            spank::inform(
+            spank::log_info(
                 "--container is run by Slurm itself here (oci.conf); --container-image is mizzen's",
             );
-            Ok(Some(Named::SlurmRuntime))
+            Ok(Some(ImageOption::SlurmRuntime))
         }
-        (Some(value), _) => Ok(Some(Named::Image { option: "--container".to_owned(), value })),
-        (None, Some(ours)) => Ok(Some(Named::Image { option: ours.name(), value: ours.value.clone() })),
+        (Some(value), _) => Ok(Some(ImageOption::Image { option: "--container".to_owned(), value })),
+        (None, Some(ours)) => Ok(Some(ImageOption::Image { option: ours.name(), value: ours.value.clone() })),
         (None, None) => Ok(None),
     }
 }

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
 use mizzen_core::Failure;
-use mizzen_core::slurm_texts::scrontab_option;
+use mizzen_core::slurm_scripts::scrontab_option;
 
 use crate::oci;
 use crate::spank::{Spank, Step};

@@ -10,31 +10,33 @@ use crate::version::loaded_libraries;
 
 /// What this copy of the plugin has to do where there may be another.
 #[derive(Debug)]
-pub enum Part {
+pub enum LoadRole {
     /// It is the only one.
-    Alone,
+    Only,
     /// It registers the options, and refuses containers for this reason.
     Refuses(Failure),
     /// Nothing: another copy refuses.
-    Silent,
+    Idle,
 }
 
 /// Called at each call of the first hook, which Slurm calls once for each line; `calls` counts them, this one too. Lines with
 /// the same file share one copy in memory, other files have copies of their own. All are loaded before any is called.
-pub fn part(own: &Path, calls: u32) -> Part {
+pub fn load_role(own: &Path, calls: u32) -> LoadRole {
     if calls > 1 {
-        return Part::Refuses(twice(own, own));
+        return LoadRole::Refuses(loaded_twice(own, own));
     }
     let copies: Vec<PathBuf> =
         loaded_libraries().into_iter().filter(|path| path.file_name() == own.file_name()).collect();
     match copies.iter().find(|path| *path != own) {
-        None => Part::Alone,
-        Some(other) if copies.first().is_some_and(|first| first == own) => Part::Refuses(twice(own, other)),
-        Some(_) => Part::Silent,
+        None => LoadRole::Only,
+        Some(other) if copies.first().is_some_and(|first| first == own) => {
+            LoadRole::Refuses(loaded_twice(own, other))
+        }
+        Some(_) => LoadRole::Idle,
     }
 }
 
-fn twice(own: &Path, other: &Path) -> Failure {
+fn loaded_twice(own: &Path, other: &Path) -> Failure {
     let files = if own == other {
         own.display().to_string()
     } else {

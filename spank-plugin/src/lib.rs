@@ -6,13 +6,13 @@
 //! | init_post_opt        | make the request, or refuse | open the step's channel    |                             |
 //! | local_user_init      | srun: send the image        |                            |                             |
 //! | task_init_privileged |                             |                            | user namespace (root)       |
-//! | task_post_fork       |                             | leave the channel to them  |                             |
+//! | task_post_fork       |                             | close own channel ends     |                             |
 //! | task_init            |                             |                            | hand over, or end (user)    |
-//! | task_exit            |                             | tell why the step failed   |                             |
-//! | exit                 |                             | log how it went, close     |                             |
+//! | task_exit            |                             | report the failure         |                             |
+//! | exit                 |                             | log the outcome, close     |                             |
 //!
-//! slurmd loads the plugin too and gets nothing to do. How a failure in each of them reaches the user is in
-//! `spank/mod.rs`, which is also the only file that talks to Slurm.
+//! In slurmd every hook does nothing. How a failure in each of them reaches the user is in `spank/mod.rs`, which is also the
+//! only file that talks to Slurm.
 
 mod broadcast;
 mod channel;
@@ -25,9 +25,9 @@ mod oci;
 mod options;
 mod other_nodes;
 mod requested;
-mod root;
 mod spank;
 mod state;
+mod userns;
 mod version;
 
 use mizzen_core::Failure;
@@ -52,7 +52,7 @@ enum Context {
     /// srun, sbatch or salloc, as the user.
     Client,
     /// slurmstepd as root, and its tasks as the user.
-    Node,
+    Stepd,
     /// slurmd, or the slurmstepd of a prolog or epilog.
     Slurmd,
 }
@@ -61,20 +61,20 @@ enum Context {
 fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> {
     match (hook, context) {
         (Hook::Init, Context::Client) => client::register_options(spank),
-        (Hook::Init, Context::Node) => options::register(spank),
+        (Hook::Init, Context::Stepd) => options::register(spank),
         (Hook::InitPostOpt, Context::Client) => client::make_request(spank),
-        (Hook::InitPostOpt, Context::Node) => node::open_channel(spank),
+        (Hook::InitPostOpt, Context::Stepd) => node::open_channel(spank),
         (Hook::LocalUserInit, Context::Client) => broadcast::send(spank),
-        (Hook::TaskInitPrivileged, Context::Node) => node::prepare_builder(spank),
-        (Hook::TaskPostFork, Context::Node) => node::after_fork(spank),
-        (Hook::TaskInit, Context::Node) => node::hand_over(spank),
-        (Hook::TaskExit, Context::Node) => node::tell_failure(),
-        (Hook::Exit, Context::Node) => node::end_step(spank),
+        (Hook::TaskInitPrivileged, Context::Stepd) => node::prepare_builder(spank),
+        (Hook::TaskPostFork, Context::Stepd) => node::after_fork(spank),
+        (Hook::TaskInit, Context::Stepd) => node::hand_over(spank),
+        (Hook::TaskExit, Context::Stepd) => node::report_failure(),
+        (Hook::Exit, Context::Stepd) => node::close_channel(spank),
         (
             Hook::TaskInitPrivileged | Hook::TaskPostFork | Hook::TaskInit | Hook::TaskExit | Hook::Exit,
             Context::Client,
         ) => Ok(()),
-        (Hook::LocalUserInit, Context::Node) | (_, Context::Slurmd) => Ok(()),
+        (Hook::LocalUserInit, Context::Stepd) | (_, Context::Slurmd) => Ok(()),
     }
 }
 
@@ -82,7 +82,7 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
 fn container_wanted(context: Context, spank: &Spank) -> bool {
     match context {
         Context::Client => client::container_wanted(),
-        Context::Node => requested::container_wanted(spank),
+        Context::Stepd => requested::container_wanted(spank),
         Context::Slurmd => false,
     }
 }

@@ -1,13 +1,12 @@
 //! `srun --multi-prog` before Slurm 23.11. There each task gets a program of its own, which a plugin can neither see nor
 //! replace: the task would run on the host. So it is refused, in srun where it is typed, and again on the node.
 //!
-//! srun knows what it was asked for. The node does not: it sees the option's file and its content in place of a program
-//! and its argument, and nothing that tells them apart. So srun tells the node that it has looked, and a step of which
-//! nobody says so (its srun has no mizzen) is refused if its words could be that file. Whoever forges that word puts tasks
-//! of their own on the host, where they may run anyway.
+//! srun knows its options; the node sees only the file name and its content where program and argument would be. So srun sets a
+//! variable to say that it has checked. A step without that variable is refused if its arguments could be a --multi-prog file. A
+//! user who forges the variable only gets tasks on the host, which they may run anyway.
 
 use mizzen_core::Failure;
-use mizzen_core::slurm_texts::lists_programs;
+use mizzen_core::slurm_scripts::is_multi_prog_file;
 
 use crate::spank::{self, Spank};
 
@@ -37,7 +36,7 @@ pub fn refuse_on_node(spank: &Spank) -> Result<(), Failure> {
         return Ok(());
     }
     match spank.arguments()?.as_slice() {
-        [_, content, ..] if lists_programs(content) => Err(Failure::new(
+        [_, content, ..] if is_multi_prog_file(content) => Err(Failure::new(
             "--multi-prog: not in a container before Slurm 23.11 (the program's first argument may be its file)",
         )
         .hint("mizzen was not active where srun was called; check plugstack.conf there")),

@@ -8,10 +8,10 @@ use mizzen_core::handover::{self, Accounts, Role};
 use mizzen_core::{Failure, Handover, Request, node_name_from};
 use nix::unistd::{Gid, Group, Uid, User};
 
-use crate::channel::StepChannel;
+use crate::channel::StepdChannel;
 use crate::requested::{container_wanted, request};
 use crate::spank::{self, Spank, Step};
-use crate::{crontab, multi_prog, oci, other_nodes, requested, root, state};
+use crate::{crontab, multi_prog, oci, other_nodes, requested, state, userns};
 
 /// slurmstepd, before any task exists: opens the channel over which the tasks find each other.
 pub fn open_channel(spank: &Spank) -> Result<(), Failure> {
@@ -21,7 +21,7 @@ pub fn open_channel(spank: &Spank) -> Result<(), Failure> {
     }
     // A request that is wrong is reported by the tasks.
     if let Ok(Request::Container(_) | Request::Join(_)) = request(spank) {
-        let channel = StepChannel::open()?;
+        let channel = StepdChannel::open()?;
         state::lock().channel = Some(channel);
     }
     Ok(())
@@ -52,7 +52,7 @@ pub fn prepare_builder(spank: &Spank) -> Result<(), Failure> {
         return Ok(());
     }
     let Ok(Request::Container(container)) = request(spank) else { return Ok(()) };
-    // What is wrong with it, the launcher tells.
+    // The launcher reports what is wrong with it.
     let Ok(config) = state::lock().config() else { return Ok(()) };
     let settings = container.settings.or(config.settings);
     let (uid, gid, groups) = spank.identity()?;
@@ -62,8 +62,8 @@ pub fn prepare_builder(spank: &Spank) -> Result<(), Failure> {
     }
     // A user with one group can map it without help. A primary group that is not among the others could be dropped by taking
     // one of them instead, and with it what is closed to that group.
-    if groups.contains(&gid) && groups.iter().any(|group| *group != gid) && root::may_map() {
-        let namespace = root::user_namespace(&root::Owner { uid, gid, groups }, settings.remap_root())?;
+    if groups.contains(&gid) && groups.iter().any(|group| *group != gid) && userns::may_map() {
+        let namespace = userns::create(&userns::Owner { uid, gid, groups }, settings.remap_root())?;
         state::lock().user_namespace = Some(namespace);
     }
     Ok(())
@@ -143,7 +143,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
         report: ends.report.as_raw_fd(),
         other_nodes: other_nodes::find(spank),
         role,
-        program: spank.start_instead(&launcher)?,
+        program: spank.replace_program(&launcher)?,
     };
     spank.set_job_variable(handover::VARIABLE, &handover.encode())?;
     for fd in ends.descriptors().into_iter().chain(namespace.as_ref().map(AsFd::as_fd)) {
@@ -154,7 +154,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
 }
 
 /// slurmstepd, when a task has ended: tells the user why the step has failed, where no task could.
-pub fn tell_failure() -> Result<(), Failure> {
+pub fn report_failure() -> Result<(), Failure> {
     let mut state = state::lock();
     let failed =
         state.channel.as_ref().filter(|_| !state.told).and_then(|channel| channel.report().failure());
@@ -166,14 +166,14 @@ pub fn tell_failure() -> Result<(), Failure> {
 }
 
 /// slurmstepd, at the end of the step: what became of the container goes into Slurm's log, and nothing of ours stays.
-pub fn end_step(spank: &Spank) -> Result<(), Failure> {
-    tell_failure()?;
+pub fn close_channel(spank: &Spank) -> Result<(), Failure> {
+    report_failure()?;
     let Some(channel) = state::lock().channel.take() else { return Ok(()) };
     if let Some(ready) = channel.report().ready() {
-        spank::inform(&ready);
+        spank::log_info(&ready);
     }
     if let Some(failed) = channel.report().failure().filter(|failed| failed.told) {
-        spank::inform(&failed.failure.message);
+        spank::log_info(&failed.failure.message);
     }
     channel.close(spank.identity().ok().map(|(uid, gid, _)| (uid, gid)));
     Ok(())

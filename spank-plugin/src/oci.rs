@@ -8,13 +8,14 @@ use crate::spank;
 
 /// Whether this Slurm is configured to run OCI bundles itself: oci.conf is beside the slurm.conf in use.
 pub fn slurm_runs_containers() -> bool {
-    SlurmConf::directory(named_conf().as_deref()).is_some_and(|directory| directory.join("oci.conf").exists())
+    SlurmConf::find_directory(named_conf().as_deref())
+        .is_some_and(|directory| directory.join("oci.conf").exists())
 }
 
 /// Slurm's PMIx plugin, from 23.02 on, takes every `--container` for one of Slurm's own runtime and looks for its
 /// directory, which is not there: the step would fail. Only srun's own option is to blame, so srun forgets it; the
 /// container is in the request. (The job then does not show the image in scontrol.)
-pub fn spare_pmix() -> Result<(), Failure> {
+pub fn hide_container_option_from_pmix() -> Result<(), Failure> {
     if spank::slurm_version() < (23, 2) || !spank::is_srun() || spank::own_option(c"container").is_none() {
         return Ok(());
     }

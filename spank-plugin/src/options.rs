@@ -8,7 +8,7 @@ use mizzen_core::slurm_options::{self, CONTAINER, OptionSpec};
 use mizzen_core::{Failure, Settings};
 
 use crate::spank::{self, Spank};
-use crate::state::Reported;
+use crate::state::GivenOption;
 
 /// Every option of mizzen, also where this Slurm has it itself.
 pub static ALL: LazyLock<Vec<OptionSpec>> = LazyLock::new(slurm_options::all);
@@ -46,7 +46,7 @@ pub fn refuse_taken() -> Result<(), Failure> {
 }
 
 /// The settings among the options that Slurm reported.
-pub fn settings(reported: &[Reported]) -> Result<Settings, Failure> {
+pub fn settings(reported: &[GivenOption]) -> Result<Settings, Failure> {
     let mut settings = Settings::default();
     for option in reported {
         if let Some(Meaning::Setting(key, _)) = option.meaning() {

@@ -11,8 +11,8 @@ use mizzen_core::failure::quote;
 use mizzen_core::settings::Argument;
 use mizzen_core::{Config, Failure, Request, Variables};
 
-use crate::channel::StepChannel;
-use crate::duplicate_load::Part;
+use crate::channel::StepdChannel;
+use crate::duplicate_load::LoadRole;
 use crate::options::{self, Meaning};
 
 /// The plugin's memory. A task gets a copy of slurmstepd's when it is forked.
@@ -22,11 +22,11 @@ pub struct State {
     /// How often the first hook was called.
     pub loads: u32,
     /// Another copy of the plugin is there: this one does nothing but refuse containers, or nothing at all.
-    pub part: Part,
+    pub load_role: LoadRole,
     /// An option of ours was given; never taken back.
     pub wanted: bool,
     /// The options that Slurm reported, in its order.
-    pub options: Vec<Reported>,
+    pub options: Vec<GivenOption>,
     /// The first failure of a hook whose return value Slurm would misread.
     pub failure: Option<Failure>,
     /// Client: how many components of the job have been seen.
@@ -42,7 +42,7 @@ pub struct State {
     /// Node: what was asked for, once all options were reported.
     pub asked: Option<Result<Option<Request>, Failure>>,
     /// Node: the step's channel.
-    pub channel: Option<StepChannel>,
+    pub channel: Option<StepdChannel>,
     /// slurmstepd: the user has been told why the step failed.
     pub told: bool,
     /// The first task of a step: the container's user namespace.
@@ -51,14 +51,14 @@ pub struct State {
 
 /// An option as Slurm reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reported {
+pub struct GivenOption {
     /// Its index in [`options::ALL`].
     pub index: usize,
     /// Its argument; empty where it has none.
     pub value: Vec<u8>,
 }
 
-impl Reported {
+impl GivenOption {
     /// What it says, if it is one of ours.
     pub fn meaning(&self) -> Option<Meaning> {
         options::ALL.get(self.index).map(|spec| spec.meaning)
@@ -87,7 +87,7 @@ impl Reported {
 static STATE: Mutex<State> = Mutex::new(State {
     arguments: Vec::new(),
     loads: 0,
-    part: Part::Alone,
+    load_role: LoadRole::Only,
     wanted: false,
     options: Vec::new(),
     failure: None,
@@ -109,7 +109,7 @@ pub fn lock() -> MutexGuard<'static, State> {
 
 impl State {
     /// Keeps the first failure: later ones follow from it.
-    pub fn latch(&mut self, failure: Failure) {
+    pub fn keep_first_failure(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
     }
 

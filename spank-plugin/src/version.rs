@@ -21,7 +21,7 @@ use object::{Object, ObjectSection, ObjectSymbol};
 const LIBRARY: &str = "libslurmfull.so";
 
 /// The version of the Slurm in this process, `(major << 16) | (minor << 8) | micro`.
-pub fn find() -> Option<u32> {
+pub fn find_slurm_version() -> Option<u32> {
     let mut libraries = loaded_libraries();
     // Most often its plugins lie beside Slurm's own library: those first.
     let slurms = libraries
@@ -67,7 +67,7 @@ fn version_of_loaded_plugin(libraries: &[PathBuf]) -> Option<u32> {
         let kind = unsafe { CStr::from_ptr(kind.as_raw_ptr().cast()) };
         // SAFETY: and that of the word, which no thread writes once its library is loaded.
         let version = unsafe { version.as_raw_ptr().cast::<u32>().read() };
-        if believable(kind.to_bytes(), version) {
+        if is_slurm_version(kind.to_bytes(), version) {
             return Some(version);
         }
     }
@@ -94,11 +94,11 @@ fn read_version(path: &Path) -> Option<u32> {
     };
     let version = u32::from_ne_bytes(data("plugin_version")?.try_into().ok()?);
     let kind = data("plugin_type")?;
-    believable(kind, version).then_some(version)
+    is_slurm_version(kind, version).then_some(version)
 }
 
 /// Other SPANK plugins do not count: they may be left over from another release, or do what we do.
-fn believable(plugin_type: &[u8], version: u32) -> bool {
+fn is_slurm_version(plugin_type: &[u8], version: u32) -> bool {
     let major = version >> 16;
     !plugin_type.starts_with(b"spank") && (20..100).contains(&major)
 }

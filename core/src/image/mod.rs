@@ -14,7 +14,7 @@ use crate::failure::quote;
 
 /// The forms of an image. Only the first bytes have been seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ImageFormat {
     /// A squashfs file.
     Squashfs,
     /// A SIF file.
@@ -25,11 +25,11 @@ pub enum Form {
 
 /// An image, open for reading.
 #[derive(Debug)]
-pub struct OpenImage {
+pub struct ProbedImage {
     /// The file or directory.
     pub file: File,
     /// What it is.
-    pub form: Form,
+    pub form: ImageFormat,
     /// Bytes of the file; meaningless for a directory.
     pub size: u64,
 }
@@ -44,22 +44,22 @@ const SQUASHFS_HEADER: u64 = 96;
 pub const FORMS: &str = "an image is a squashfs or SIF file, or a directory with a root file system";
 
 /// Opens the image at `path`.
-pub fn open(path: &Path) -> Result<OpenImage, Failure> {
+pub fn open(path: &Path) -> Result<ProbedImage, Failure> {
     // Once by name, so that no device is opened and no driver wakes up; once more on what was opened.
     refuse_special(path, &fs::metadata(path).map_err(|error| cannot_open(path, error))?)?;
     // O_NONBLOCK: a FIFO put there in between must not hang us.
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    recognise(path, opened.map_err(|error| cannot_open(path, error))?)
+    probe(path, opened.map_err(|error| cannot_open(path, error))?)
 }
 
 /// Sees what form an open file or directory has; `path` is its name in messages.
-pub fn recognise(path: &Path, file: File) -> Result<OpenImage, Failure> {
+pub fn probe(path: &Path, file: File) -> Result<ProbedImage, Failure> {
     let metadata = file.metadata().map_err(|error| cannot_open(path, error))?;
     refuse_special(path, &metadata)?;
     let size = metadata.len();
-    let form = if metadata.is_dir() { Form::Directory } else { form_of_file(path, &file, size)? };
-    Ok(OpenImage { file, form, size })
+    let form = if metadata.is_dir() { ImageFormat::Directory } else { form_of_file(path, &file, size)? };
+    Ok(ProbedImage { file, form, size })
 }
 
 /// Fails for what is neither a file nor a directory.
@@ -82,13 +82,13 @@ pub fn special(kind: FileType) -> Option<&'static str> {
     }
 }
 
-fn form_of_file(path: &Path, file: &File, size: u64) -> Result<Form, Failure> {
+fn form_of_file(path: &Path, file: &File, size: u64) -> Result<ImageFormat, Failure> {
     let head = read_head(file, 512).map_err(|error| cannot_read(path, error))?;
     if head.starts_with(b"hsqs") && size >= SQUASHFS_HEADER {
-        return Ok(Form::Squashfs);
+        return Ok(ImageFormat::Squashfs);
     }
     if head.get(SIF_MAGIC_AT..).is_some_and(|rest| rest.starts_with(SIF_MAGIC)) {
-        return Ok(Form::Sif);
+        return Ok(ImageFormat::Sif);
     }
     let head = read_head(file, magic::HEAD).map_err(|error| cannot_read(path, error))?;
     let (look, hint) = magic::describe(&head, size);

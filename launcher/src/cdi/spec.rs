@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::device::{is_kind, is_name};
+use mizzen_core::device::{is_device_kind, is_device_name};
 use serde::Deserialize;
 
 /// The newest version of CDI that is understood, and the minor versions that there have been.
@@ -222,7 +222,7 @@ impl Spec {
     /// What only the values themselves can show.
     fn check(&self) -> Result<(), Failure> {
         let version = version(&self.cdi_version)?;
-        if !is_kind(&self.kind) {
+        if !is_device_kind(&self.kind) {
             let message = format!("{:?} is not a kind of devices like \"vendor.com/class\"", self.kind);
             return Err(Failure::new(message));
         }
@@ -239,7 +239,7 @@ impl Spec {
             needed.push((Version(0, 6), "a dot in the class"));
         }
         for (index, device) in self.devices.iter().enumerate() {
-            if !is_name(&device.name) {
+            if !is_device_name(&device.name) {
                 return Err(Failure::new(format!("{:?} is not the name of a device", device.name)));
             }
             if self.devices[..index].iter().any(|other| other.name == device.name) {

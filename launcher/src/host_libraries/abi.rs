@@ -20,7 +20,7 @@ pub struct Decision {
     /// Whether it is a library, or a program.
     pub kind: Kind,
     /// Why it is not given to the container; none if it is.
-    pub misfit: Option<Misfit>,
+    pub incompatibility: Option<Incompatibility>,
 }
 
 /// Why a file is wanted.
@@ -38,7 +38,7 @@ pub enum Kind {
 
 /// Why a file of the node is of no use in an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Misfit {
+pub enum Incompatibility {
     /// It is made for another machine, or broken.
     Foreign,
     /// It belongs to another driver than the one in the kernel.
@@ -74,42 +74,46 @@ pub enum Misfit {
     Unmatched(String),
 }
 
-impl Misfit {
+impl Incompatibility {
     /// The reason, to be read after the name of the file.
     pub fn text(&self) -> String {
         match self {
-            Misfit::Foreign => "it is not made for this machine, or broken".to_owned(),
-            Misfit::OtherDriver { own, driver } => {
+            Incompatibility::Foreign => "it is not made for this machine, or broken".to_owned(),
+            Incompatibility::OtherDriver { own, driver } => {
                 format!("its version is {own}, and the kernel's driver has {driver}")
             }
-            Misfit::Lacks(library) => {
+            Incompatibility::Lacks(library) => {
                 format!("it needs {library}, which is neither in the image nor on the node")
             }
-            Misfit::Version { needs, of, has: Some(has) } => {
+            Incompatibility::Version { needs, of, has: Some(has) } => {
                 format!("it needs {needs}, and the image's {of} has up to {has}")
             }
-            Misfit::Version { needs, of, has: None } => {
+            Incompatibility::Version { needs, of, has: None } => {
                 format!("it needs {needs}, which the image's {of} does not have")
             }
-            Misfit::Displaces { needs, by, has } => {
+            Incompatibility::Displaces { needs, by, has } => {
                 let who = by
                     .as_deref()
                     .map_or("the image's own has".to_owned(), |by| format!("the image's {by} needs"));
                 let has = has.as_deref().map_or("it does not".to_owned(), |has| format!("it has {has}"));
                 format!("{who} {needs}, and {has}")
             }
-            Misfit::Follows(library) => format!("it needs {library}, which is left out"),
-            Misfit::Unmatched(library) => format!("it fits only together with {library}, which is left out"),
+            Incompatibility::Follows(library) => format!("it needs {library}, which is left out"),
+            Incompatibility::Unmatched(library) => {
+                format!("it fits only together with {library}, which is left out")
+            }
         }
     }
 
     /// What the user can do, if anything.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Misfit::Version { needs, .. } if needs.starts_with("GLIBC") || needs.starts_with("CXXABI") => {
+            Incompatibility::Version { needs, .. }
+                if needs.starts_with("GLIBC") || needs.starts_with("CXXABI") =>
+            {
                 Some("an image of a newer distribution has it")
             }
-            Misfit::OtherDriver { .. } => {
+            Incompatibility::OtherDriver { .. } => {
                 Some("the node's administrator has to install the libraries of that driver")
             }
             _ => None,
@@ -137,38 +141,41 @@ pub fn decide(found: &Found, directories: &[String], node: &Node, image: &ImageL
     add_dependencies(&mut decisions, directories, node, image);
     // What is left out may be what others need.
     loop {
-        let misfits: Vec<(usize, Misfit)> = decisions
+        let misfits: Vec<(usize, Incompatibility)> = decisions
             .iter()
             .enumerate()
-            .filter(|(_, decision)| decision.misfit.is_none())
+            .filter(|(_, decision)| decision.incompatibility.is_none())
             .filter_map(|(index, decision)| {
-                let misfit = check(decision, &decisions, image);
-                Some((index, misfit.or_else(|| check_displaced(decision, &decisions, found, image))?))
+                let incompatibility = check(decision, &decisions, image);
+                Some((
+                    index,
+                    incompatibility.or_else(|| check_displaced(decision, &decisions, found, image))?,
+                ))
             })
             .collect();
         let unmatched = misfits_of_sets(&decisions, found, &misfits);
         if misfits.is_empty() && unmatched.is_empty() {
             return decisions;
         }
-        for (index, misfit) in unmatched.into_iter().chain(misfits) {
-            decisions[index].misfit = Some(misfit);
+        for (index, incompatibility) in unmatched.into_iter().chain(misfits) {
+            decisions[index].incompatibility = Some(incompatibility);
         }
     }
 }
 
 /// Of several files of one name the first that is for this machine and the kernel's driver.
 fn choose(candidates: &[Candidate], driver: Option<&str>, set: usize, kind: Kind) -> Option<Decision> {
-    let misfit = |candidate: &Candidate| match (candidate.version(), driver) {
-        _ if candidate.library.is_none() && kind != Kind::Program => Some(Misfit::Foreign),
+    let incompatibility = |candidate: &Candidate| match (candidate.version(), driver) {
+        _ if candidate.library.is_none() && kind != Kind::Program => Some(Incompatibility::Foreign),
         (Some(own), Some(driver)) if own != driver => {
-            Some(Misfit::OtherDriver { own, driver: driver.to_owned() })
+            Some(Incompatibility::OtherDriver { own, driver: driver.to_owned() })
         }
         _ => None,
     };
-    let fitting = candidates.iter().find(|candidate| misfit(candidate).is_none());
+    let fitting = candidates.iter().find(|candidate| incompatibility(candidate).is_none());
     let native = candidates.iter().find(|candidate| candidate.library.is_some());
     let candidate = fitting.or(native).or(candidates.first())?;
-    Some(Decision { misfit: misfit(candidate), candidate: candidate.clone(), set, kind })
+    Some(Decision { incompatibility: incompatibility(candidate), candidate: candidate.clone(), set, kind })
 }
 
 /// Adds libraries of the node that others need and the image lacks; and those that these need.
@@ -182,7 +189,7 @@ fn add_dependencies(
     while let Some(decision) = decisions.get(next) {
         next += 1;
         let (set, name) = (decision.set, decision.candidate.file_name());
-        let needed = match (&decision.misfit, &decision.candidate.library) {
+        let needed = match (&decision.incompatibility, &decision.candidate.library) {
             (None, Some(library)) => library.needed.clone(),
             _ => continue,
         };
@@ -208,20 +215,20 @@ fn provider<'a>(name: &str, decisions: &'a [Decision]) -> Option<&'a Decision> {
     })
 }
 
-fn check(decision: &Decision, decisions: &[Decision], image: &ImageLibraries) -> Option<Misfit> {
+fn check(decision: &Decision, decisions: &[Decision], image: &ImageLibraries) -> Option<Incompatibility> {
     let library = decision.candidate.library.as_ref()?; // a script
     for name in &library.needed {
         match provider(name, decisions) {
-            Some(Decision { misfit: None, .. }) => {}
+            Some(Decision { incompatibility: None, .. }) => {}
             // The image's own may do.
-            Some(_) if image.find(name).is_none() => return Some(Misfit::Follows(name.clone())),
-            None if image.find(name).is_none() => return Some(Misfit::Lacks(name.clone())),
+            Some(_) if image.find(name).is_none() => return Some(Incompatibility::Follows(name.clone())),
+            None if image.find(name).is_none() => return Some(Incompatibility::Lacks(name.clone())),
             Some(_) | None => {}
         }
     }
     let mut missing: Vec<(String, &String, Option<String>)> = Vec::new();
     for Requirement { library: of, version } in &library.requires {
-        let own = provider(of, decisions).filter(|provider| provider.misfit.is_none());
+        let own = provider(of, decisions).filter(|provider| provider.incompatibility.is_none());
         let images = image.find(of);
         let offers = match (own.and_then(|own| own.candidate.library.as_ref()), &images) {
             (Some(library), _) => &library.offers,
@@ -237,7 +244,7 @@ fn check(decision: &Decision, decisions: &[Decision], image: &ImageLibraries) ->
     let (first, of, has) = missing.first()?;
     let of_same = missing.iter().filter(|(_, other, _)| other == of).map(|(version, ..)| version);
     let needs = newest(first, of_same).unwrap_or(first).to_owned();
-    Some(Misfit::Version { needs, of: (*of).clone(), has: has.clone() })
+    Some(Incompatibility::Version { needs, of: (*of).clone(), has: has.clone() })
 }
 
 /// Whether a library of a matched set can take the place of the image's own. The image's programs may need any of the
@@ -248,49 +255,54 @@ fn check_displaced(
     decisions: &[Decision],
     found: &Found,
     image: &ImageLibraries,
-) -> Option<Misfit> {
+) -> Option<Incompatibility> {
     let set = found.sets.get(decision.set).map(|found| &found.set).filter(|set| set.matched)?;
     let library = decision.candidate.library.as_ref().filter(|_| decision.kind != Kind::Program)?;
     let soname = library.soname.as_ref().unwrap_or(&decision.candidate.name);
     let images = image.find(soname).filter(|_| !library.offers.is_empty())?;
-    let misfit = |needs: &String, by: Option<&String>| Misfit::Displaces {
+    let incompatibility = |needs: &String, by: Option<&String>| Incompatibility::Displaces {
         needs: needs.clone(),
         by: by.cloned(),
         has: newest(needs, library.offers.iter()).map(str::to_owned),
     };
     let mut lost = images.offers.difference(&library.offers).filter(|version| !version.contains("PRIVATE"));
     if let Some(version) = lost.next() {
-        return Some(misfit(version, None));
+        return Some(incompatibility(version, None));
     }
     let names = set.libraries.iter().chain(&set.optional);
-    names.filter(|name| provider(name, decisions).is_none_or(|own| own.misfit.is_some())).find_map(|name| {
-        let other = image.find(name)?;
-        let requirements = other.requires.iter().filter(|requirement| requirement.library == *soname);
-        let mut missing = requirements.filter(|requirement| !library.offers.contains(&requirement.version));
-        missing.next().map(|requirement| misfit(&requirement.version, Some(name)))
-    })
+    names.filter(|name| provider(name, decisions).is_none_or(|own| own.incompatibility.is_some())).find_map(
+        |name| {
+            let other = image.find(name)?;
+            let requirements = other.requires.iter().filter(|requirement| requirement.library == *soname);
+            let mut missing =
+                requirements.filter(|requirement| !library.offers.contains(&requirement.version));
+            missing.next().map(|requirement| incompatibility(&requirement.version, Some(name)))
+        },
+    )
 }
 
 /// Of a matched set all are left out with the first.
 fn misfits_of_sets(
     decisions: &[Decision],
     found: &Found,
-    misfits: &[(usize, Misfit)],
-) -> Vec<(usize, Misfit)> {
+    misfits: &[(usize, Incompatibility)],
+) -> Vec<(usize, Incompatibility)> {
     let mut unmatched = Vec::new();
     for (set, _) in found.sets.iter().enumerate().filter(|(_, found)| found.set.matched) {
         let left_out = |index: usize, decision: &Decision| {
             decision.set == set
                 && decision.kind == Kind::Library
-                && (decision.misfit.is_some() || misfits.iter().any(|(misfit, _)| *misfit == index))
+                && (decision.incompatibility.is_some()
+                    || misfits.iter().any(|(incompatibility, _)| *incompatibility == index))
         };
         let first = decisions.iter().enumerate().find(|(index, decision)| left_out(*index, decision));
         let Some((first, reason)) = first else { continue };
-        let others = decisions
-            .iter()
-            .enumerate()
-            .filter(|(index, decision)| *index != first && decision.set == set && decision.misfit.is_none());
-        unmatched.extend(others.map(|(index, _)| (index, Misfit::Unmatched(reason.candidate.file_name()))));
+        let others = decisions.iter().enumerate().filter(|(index, decision)| {
+            *index != first && decision.set == set && decision.incompatibility.is_none()
+        });
+        unmatched.extend(
+            others.map(|(index, _)| (index, Incompatibility::Unmatched(reason.candidate.file_name()))),
+        );
     }
     unmatched
 }

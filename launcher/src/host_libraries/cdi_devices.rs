@@ -159,7 +159,7 @@ impl HostLibraries {
         let found = Found { version: None, gpus: Vec::new(), devices: Vec::new(), sets: vec![set] };
         let image = ImageLibraries::of(tree, &metadata.environment);
         let decisions = self.check("CDI", &found, &[], node, &image);
-        for decision in decisions.iter().flatten().filter(|decision| decision.misfit.is_none()) {
+        for decision in decisions.iter().flatten().filter(|decision| decision.incompatibility.is_none()) {
             let of_bind =
                 |bind: &&Bind| bind.target.file_name().is_some_and(|name| *name == *decision.candidate.name);
             let Some(bind) =

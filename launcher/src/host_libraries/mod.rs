@@ -207,10 +207,12 @@ impl HostLibraries {
         }
         decisions
             .iter()
-            .filter(|decision| decision.misfit.is_none())
+            .filter(|decision| decision.incompatibility.is_none())
             .for_each(|decision| self.take(decision));
         for found in &found.sets {
-            let has = |name: &str| decisions.iter().any(|d| d.misfit.is_none() && d.candidate.name == name);
+            let has = |name: &str| {
+                decisions.iter().any(|d| d.incompatibility.is_none() && d.candidate.name == name)
+            };
             let links = found.set.links.iter().filter(|(_, target)| has(target));
             self.links.extend(links.map(|(link, target)| (Path::new("lib").join(link), target.clone())));
             let taken = found.libraries.is_empty() || found.libraries.keys().any(|name| has(name));

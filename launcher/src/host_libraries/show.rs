@@ -23,21 +23,22 @@ pub fn finding(rule: &str, set: &Set, decision: &Decision) -> (String, String) {
         Kind::NeededBy(library) => format!(", needed by {library}"),
         Kind::Program => ", program".to_owned(),
     };
-    let outcome = match &decision.misfit {
+    let outcome = match &decision.incompatibility {
         None => format!("from {}", decision.candidate.origin),
-        Some(misfit) => format!("left out: {}", misfit.text()),
+        Some(incompatibility) => format!("left out: {}", incompatibility.text()),
     };
     (what, format!("{rule}: {}{kind}; {outcome}", set.name))
 }
 
 /// One line for what is missing inside, and why.
 pub fn note(rule: &str, decisions: &[Decision]) -> Option<String> {
-    let missed = |decision: &&Decision| decision.misfit.is_some() && decision.kind == Kind::Library;
+    let missed = |decision: &&Decision| decision.incompatibility.is_some() && decision.kind == Kind::Library;
     let mut missed = decisions.iter().filter(missed);
     let first = missed.next()?;
-    let misfit = first.misfit.as_ref()?;
-    let mut text = format!("the node's {} is left out: {}", first.candidate.file_name(), misfit.text());
-    if let Some(hint) = misfit.hint() {
+    let incompatibility = first.incompatibility.as_ref()?;
+    let mut text =
+        format!("the node's {} is left out: {}", first.candidate.file_name(), incompatibility.text());
+    if let Some(hint) = incompatibility.hint() {
         let _ = write!(text, "; {hint}");
     }
     match missed.count() {

@@ -101,9 +101,10 @@ impl HostLibraries {
         for row in &set.same {
             let given = decisions.iter().find(|decision| row.contains(&decision.candidate.name));
             let Some(decision) = given else { continue };
-            if let Some(misfit) = &decision.misfit {
+            if let Some(incompatibility) = &decision.incompatibility {
                 let (name, file) = (&set.name, decision.candidate.file.display());
-                let message = format!("the node's {name} ({file}) does not fit the image: {}", misfit.text());
+                let message =
+                    format!("the node's {name} ({file}) does not fit the image: {}", incompatibility.text());
                 return Err(Failure::new(message));
             }
             let file = decision.candidate.file_name();
@@ -113,7 +114,7 @@ impl HostLibraries {
         }
         decisions
             .iter()
-            .filter(|decision| decision.misfit.is_none())
+            .filter(|decision| decision.incompatibility.is_none())
             .for_each(|decision| self.take(decision));
         self.add_beside(set, node);
         Ok(())

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::image::{FORMS, Form, OpenImage};
+use mizzen_core::image::{FORMS, ImageFormat, ProbedImage};
 
 use super::architecture::Architecture;
 use super::tree::{DirectoryTree, Entry, Tree};
@@ -13,7 +13,7 @@ use super::{shown, sif};
 
 /// The forms of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ImageKind {
     /// The whole file is a squashfs. Only its magic has been seen.
     Squashfs,
     /// A SIF file with a squashfs in it.
@@ -30,13 +30,13 @@ pub enum Kind {
 /// An image, open for reading. A file is used through this descriptor, whatever its path means later; a directory is
 /// opened again by its path inside the container's mount namespace, where no descriptor from outside can be bound.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedImage {
     /// The path as the user gave it.
     pub path: PathBuf,
     /// The file or directory.
     pub file: File,
     /// What it is.
-    pub kind: Kind,
+    pub kind: ImageKind,
     /// Bytes of the file; meaningless for a directory.
     pub size: u64,
     /// The machine that a SIF says it is made for.
@@ -44,26 +44,26 @@ pub struct Opened {
 }
 
 /// Opens the image at `path`.
-pub fn identify(path: &Path) -> Result<Opened, Failure> {
+pub fn identify(path: &Path) -> Result<OpenedImage, Failure> {
     identify_opened(path, mizzen_core::image::open(path)?)
 }
 
 /// The same for an image that is open.
-pub fn identify_opened(path: &Path, opened: OpenImage) -> Result<Opened, Failure> {
-    let OpenImage { file, form, size } = opened;
+pub fn identify_opened(path: &Path, opened: ProbedImage) -> Result<OpenedImage, Failure> {
+    let ProbedImage { file, form, size } = opened;
     let (kind, architecture) = match form {
-        Form::Squashfs => (Kind::Squashfs, None),
-        Form::Sif => partition_of_sif(path, &file, size)?,
-        Form::Directory => directory(path, &file)?,
+        ImageFormat::Squashfs => (ImageKind::Squashfs, None),
+        ImageFormat::Sif => partition_of_sif(path, &file, size)?,
+        ImageFormat::Directory => directory(path, &file)?,
     };
-    Ok(Opened { path: path.to_owned(), file, kind, size, architecture })
+    Ok(OpenedImage { path: path.to_owned(), file, kind, size, architecture })
 }
 
-type Identified = (Kind, Option<Architecture>);
+type Identified = (ImageKind, Option<Architecture>);
 
 fn partition_of_sif(path: &Path, file: &File, size: u64) -> Result<Identified, Failure> {
     let found = sif::find(file, size).map_err(|failure| failure.about(shown(path)))?;
-    Ok((Kind::Sif { offset: found.offset, length: found.length }, found.architecture))
+    Ok((ImageKind::Sif { offset: found.offset, length: found.length }, found.architecture))
 }
 
 /// Names of which a root file system has at least one.
@@ -74,7 +74,7 @@ const PROGRAM_LIMIT: usize = 64;
 fn directory(path: &Path, file: &File) -> Result<Identified, Failure> {
     let why_not = DirectoryTree::from_file(file).and_then(|tree| why_no_root(&tree, &shown(path)));
     match why_not.map_err(|error| Failure::caused_by(format!("{}: cannot read", shown(path)), error))? {
-        None => Ok((Kind::Directory, None)),
+        None => Ok((ImageKind::Directory, None)),
         Some((what, hint)) => {
             let failure = Failure::new(format!("not an image ({what})")).about(shown(path));
             Err(hint.into_iter().fold(failure, Failure::hint))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use mizzen_core::{Config, Digest, Failure, request};
 use mizzen_squashfs as squashfs;
 
-use super::{DAMAGED, DirectoryTree, Kind, Metadata, Opened, Tree, shown, sif};
+use super::{DAMAGED, DirectoryTree, ImageKind, Metadata, OpenedImage, Tree, shown, sif};
 
 /// So much may follow an image in its file, and as much again as the image has: padding, signatures, hashes of its blocks.
 const TAIL_LIMIT: u64 = 64 << 20;
@@ -21,7 +21,7 @@ pub fn find(name: &Path, config: &Config) -> Result<(PathBuf, Option<Digest>), F
 /// An image that is ready to be looked into and served.
 pub struct Loaded {
     /// The file or directory.
-    pub opened: Opened,
+    pub opened: OpenedImage,
     /// The digest of its content, if it was computed.
     pub digest: Option<Digest>,
     /// How to look into it.
@@ -38,10 +38,12 @@ pub enum Content {
 
 impl Loaded {
     /// Reads as much of an image as it takes to know that it is one.
-    pub fn new(opened: Opened, digest: Option<Digest>) -> Result<Loaded, Failure> {
+    pub fn new(opened: OpenedImage, digest: Option<Digest>) -> Result<Loaded, Failure> {
         let content = match &opened.kind {
-            Kind::Squashfs | Kind::Sif { .. } => Content::Squashfs(Arc::new(open_squashfs(&opened)?)),
-            Kind::Directory => Content::Directory(
+            ImageKind::Squashfs | ImageKind::Sif { .. } => {
+                Content::Squashfs(Arc::new(open_squashfs(&opened)?))
+            }
+            ImageKind::Directory => Content::Directory(
                 DirectoryTree::open(&opened.path)
                     .map_err(|error| Failure::caused_by(shown(&opened.path), error))?,
             ),
@@ -72,25 +74,25 @@ impl Loaded {
 }
 
 /// The content of a file as a squashfs.
-pub fn open_squashfs(opened: &Opened) -> Result<squashfs::Image, Failure> {
+pub fn open_squashfs(opened: &OpenedImage) -> Result<squashfs::Image, Failure> {
     let offset = match opened.kind {
-        Kind::Squashfs => 0,
-        Kind::Sif { offset, .. } => offset,
-        Kind::Directory => return Err(Failure::new(format!("{}: is a directory", shown(&opened.path)))),
+        ImageKind::Squashfs => 0,
+        ImageKind::Sif { offset, .. } => offset,
+        ImageKind::Directory => return Err(Failure::new(format!("{}: is a directory", shown(&opened.path)))),
     };
     let file = opened.file.try_clone().map_err(|error| Failure::caused_by(shown(&opened.path), error))?;
     squashfs::Image::open(file, offset).map_err(|error| unopened(opened, error))
 }
 
 /// Whether a file is as long as it says, and can be read.
-pub fn check_content(opened: &Opened) -> Result<(), Failure> {
+pub fn check_content(opened: &OpenedImage) -> Result<(), Failure> {
     let end = match opened.kind {
-        Kind::Squashfs => open_squashfs(opened)?.superblock().bytes_used,
-        Kind::Sif { .. } => {
+        ImageKind::Squashfs => open_squashfs(opened)?.superblock().bytes_used,
+        ImageKind::Sif { .. } => {
             open_squashfs(opened)?;
             sif::end(&opened.file, opened.size).map_err(|failure| failure.about(shown(&opened.path)))?
         }
-        Kind::Directory => return Ok(()),
+        ImageKind::Directory => return Ok(()),
     };
     if opened.size.saturating_sub(end) <= end.saturating_add(TAIL_LIMIT) {
         return Ok(());
@@ -101,16 +103,16 @@ pub fn check_content(opened: &Opened) -> Result<(), Failure> {
 }
 
 /// The same by the first bytes of the squashfs alone: nothing is inflated.
-pub fn check_header(opened: &Opened) -> Result<(), Failure> {
+pub fn check_superblock(opened: &OpenedImage) -> Result<(), Failure> {
     let offset = match opened.kind {
-        Kind::Squashfs => 0,
-        Kind::Sif { offset, .. } => offset,
-        Kind::Directory => return Ok(()),
+        ImageKind::Squashfs => 0,
+        ImageKind::Sif { offset, .. } => offset,
+        ImageKind::Directory => return Ok(()),
     };
     squashfs::Superblock::read(&opened.file, offset).map(drop).map_err(|error| unopened(opened, error))
 }
 
-fn unopened(opened: &Opened, error: squashfs::Error) -> Failure {
+fn unopened(opened: &OpenedImage, error: squashfs::Error) -> Failure {
     let shown = shown(&opened.path);
     match error {
         squashfs::Error::Io { source, .. } => Failure::caused_by(format!("{shown}: cannot read"), source)

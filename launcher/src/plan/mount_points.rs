@@ -58,7 +58,7 @@ pub fn find(mut wanted: Vec<Mount>, tree: &dyn Tree, notes: &mut Vec<String>) ->
         placed.push(Placed { asked: mount.target.clone(), mount: Mount { target, ..mount } });
     }
     let mut last: BTreeMap<PathBuf, Mount> = BTreeMap::new();
-    for Placed { mount, .. } in without_strays(placed, notes)? {
+    for Placed { mount, .. } in drop_redirected_mounts(placed, notes)? {
         let origin = mount.origin;
         let why = mount.why.clone();
         if let Some(old) = last.insert(mount.target.clone(), mount)
@@ -99,7 +99,7 @@ fn place_in(outer: &Placed, inner: &Mount) -> Result<PathBuf, Failure> {
 
 /// Mounts that no link of the image has brought onto, into or around another one: such a place would be in the host's
 /// files, where an image has nothing to say.
-fn without_strays(placed: Vec<Placed>, notes: &mut Vec<String>) -> Result<Vec<Placed>, Failure> {
+fn drop_redirected_mounts(placed: Vec<Placed>, notes: &mut Vec<String>) -> Result<Vec<Placed>, Failure> {
     let nested = |one: &Path, other: &Path| lies_in(one, other) || lies_in(other, one);
     let mut by_place: BTreeMap<&Path, Vec<&Placed>> = BTreeMap::new();
     for one in &placed {

@@ -21,10 +21,10 @@ use crate::plan::Program;
 use crate::{raised_limits, sys};
 
 /// As long as the watcher of a file server may take to tell the user.
-const WATCHER_SPEAKS: Duration = Duration::from_secs(4);
+const WATCHER_REPORTS: Duration = Duration::from_secs(4);
 
 /// Becomes the program of the plan; returns only why it could not.
-pub fn start(program: &Program) -> Failure {
+pub fn exec_program(program: &Program) -> Failure {
     match prepare(program) {
         Err(failure) => failure,
         Ok((argv, environment)) => execute(program, &argv, &environment),
@@ -33,16 +33,16 @@ pub fn start(program: &Program) -> Failure {
 
 /// If the file server has failed, its watcher says so better than we could, and ends this process. Errors of this kind that
 /// have another reason are told a little later.
-fn let_watcher_speak(errno: Errno) {
+fn wait_for_watcher_report(errno: Errno) {
     if matches!(errno, Errno::EIO | Errno::ENOTCONN | Errno::ECONNABORTED) {
-        std::thread::sleep(WATCHER_SPEAKS);
+        std::thread::sleep(WATCHER_REPORTS);
     }
 }
 
 fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     let workdir = &program.workdir;
     chdir(&workdir.value).map_err(|errno| {
-        let_watcher_speak(errno);
+        wait_for_watcher_report(errno);
         let shown = quote(workdir.value.as_os_str().as_bytes());
         Failure::caused_by(format!("cannot start in {shown} ({})", workdir.why), errno)
             .or_hint("it must be a directory inside the container; a mount can bring one of the host's")
@@ -84,7 +84,7 @@ fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Fail
         let Ok(file) = CString::new(path.as_os_str().as_bytes()) else { continue };
         let Err(errno) = execve(&file, argv, environment);
         debug!(?path, %errno, "not executed");
-        let_watcher_speak(errno);
+        wait_for_watcher_report(errno);
         match errno {
             Errno::ENOENT | Errno::ENOTDIR if !path.exists() => {}
             Errno::EACCES if name.as_bytes().contains(&b'/') || denied.is_none() => {

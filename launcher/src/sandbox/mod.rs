@@ -29,7 +29,7 @@ use crate::plan::{Changes, Plan, Root};
 use crate::report::report_note;
 use crate::sys;
 
-pub use exec::start;
+pub use exec::exec_program;
 pub use namespaces::{
     Namespaces, enter_user as enter_user_namespace, new_mounts_and_others as enter_mount_namespace,
 };
@@ -63,8 +63,8 @@ pub fn run_as_child(plan: &Plan, sources: Sources) -> Result<i32, Failure> {
     pid1::run(plan, servers)
 }
 
-/// Makes the container and enters it. Who has the descriptors that are returned, can enter it too. Its user namespace
-/// may have been made before.
+/// Makes the container and enters it. Any process that holds the returned descriptors can enter it too. `user` is a user
+/// namespace that already exists.
 pub fn build(plan: &Plan, sources: Sources, user: Option<OwnedFd>) -> Result<Namespaces, Failure> {
     let (servers, namespaces) = make_namespaces(plan, sources, user)?;
     enter_root(plan, servers)?;
@@ -156,5 +156,5 @@ fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     let root = root::prepare(plan, root, changes.as_ref().map(|changes| changes.path.as_path()))?;
     mounts::apply(plan, &root, sources, data)?;
     root.enter()?;
-    user_namespace.map_or(Ok(()), |namespace| watch.begin(namespace.as_fd()))
+    user_namespace.map_or(Ok(()), |namespace| watch.arm(namespace.as_fd()))
 }

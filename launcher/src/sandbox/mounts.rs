@@ -96,7 +96,8 @@ pub fn apply(
         while around.last().is_some_and(|outer| !lies_in(target, &outer.target)) {
             around.pop();
         }
-        let place = open_place(root, mount, around.last().copied()).map_err(|e| in_container(target, e))?;
+        let place =
+            open_mount_point(root, mount, around.last().copied()).map_err(|e| in_container(target, e))?;
         around.push(mount);
         match (&mount.kind, source) {
             (MountKind::Bind { source, .. }, OpenSource::One(opened)) => {
@@ -162,7 +163,7 @@ pub fn apply(
 
 /// Opens the place of a mount, which lies in `outer`. In a tmpfs of ours, which was empty when it was planned, it is made.
 /// Elsewhere none is: that would be on the host.
-fn open_place(root: &NewRoot, mount: &Mount, outer: Option<&Mount>) -> nix::Result<OwnedFd> {
+fn open_mount_point(root: &NewRoot, mount: &Mount, outer: Option<&Mount>) -> nix::Result<OwnedFd> {
     let ours = outer.filter(|outer| matches!(outer.kind, MountKind::Tmpfs(_) | MountKind::Devices(_)));
     let Some(outer) = ours else { return open_in_root(root.as_fd(), &mount.target) };
     let tmpfs = open_in_root(root.as_fd(), &outer.target)?;
@@ -174,7 +175,7 @@ fn open_place(root: &NewRoot, mount: &Mount, outer: Option<&Mount>) -> nix::Resu
     {
         return Ok(place);
     }
-    make_place(tmpfs.as_fd(), relative, shape)?;
+    make_mount_point(tmpfs.as_fd(), relative, shape)?;
     open_in_root(tmpfs.as_fd(), relative)
 }
 
@@ -185,7 +186,7 @@ fn new_file_system(kind: &str, place: &OwnedFd, options: &str) -> Result<(), Fai
 }
 
 fn file_on(place: BorrowedFd, content: &[u8]) -> io::Result<()> {
-    // In the workshop; the file lives on in the mount when its name is gone.
+    // In the scratch root; the file lives on in the mount when its name is gone.
     let name = Path::new("/file");
     fs::write(name, content)?;
     let file = open(name, ANY, Mode::empty())?;
@@ -206,7 +207,7 @@ fn devices_on(
     for (path, source, shape) in devices {
         let name = path.file_name().unwrap_or_default();
         let put = || -> nix::Result<()> {
-            make_place(dev.as_fd(), Path::new(name), shape)?;
+            make_mount_point(dev.as_fd(), Path::new(name), shape)?;
             bind(source.as_fd(), open_entry(dev.as_fd(), name, shape)?.as_fd())
         };
         put().map_err(|errno| Failure::caused_by(format!("cannot mount {}", path.display()), errno))?;
@@ -220,12 +221,12 @@ fn devices_on(
 /// The launcher in a new directory, and links to it under the names of Slurm's commands.
 fn commands_in(directory: BorrowedFd, launcher: BorrowedFd) -> nix::Result<()> {
     let name = OsStr::new("mizzen");
-    make_place(directory, Path::new(name), Shape::File)?;
+    make_mount_point(directory, Path::new(name), Shape::File)?;
     bind(launcher, open_entry(directory, name, Shape::File)?.as_fd())?;
-    make_place(directory, Path::new("bin"), Shape::Directory)?;
+    make_mount_point(directory, Path::new("bin"), Shape::Directory)?;
     // A mount point for the node's libraries.
     let below = Path::new(host_libraries::DIRECTORY).strip_prefix(slurm::DIRECTORY);
-    make_place(directory, below.map_err(|_| Errno::EINVAL)?, Shape::Directory)?;
+    make_mount_point(directory, below.map_err(|_| Errno::EINVAL)?, Shape::Directory)?;
     let links = open_entry(directory, OsStr::new("bin"), Shape::Directory)?;
     slurm::COMMANDS.iter().try_for_each(|command| symlinkat("../mizzen", &links, *command))
 }
@@ -239,7 +240,7 @@ fn host_files_in(
 ) -> Result<(), Failure> {
     for (HostFile { place, .. }, (path, source, shape)) in files.iter().zip(opened) {
         let put = || -> nix::Result<()> {
-            make_place(directory, place, shape)?;
+            make_mount_point(directory, place, shape)?;
             bind(source.as_fd(), open_in_root(directory, place)?.as_fd())
         };
         put().map_err(|errno| Failure::caused_by(format!("cannot mount {}", path.display()), errno))?;
@@ -247,7 +248,7 @@ fn host_files_in(
     for (link, target) in links {
         let parent = link.parent().unwrap_or(Path::new(""));
         let put = || -> nix::Result<()> {
-            make_place(directory, parent, Shape::Directory)?;
+            make_mount_point(directory, parent, Shape::Directory)?;
             let name = link.file_name().unwrap_or_default();
             symlinkat(target.as_str(), open_in_root(directory, parent)?, name)
         };
@@ -365,7 +366,7 @@ pub fn open_entry(directory: BorrowedFd, name: &OsStr, shape: Shape) -> nix::Res
 }
 
 /// Makes a mount point below a directory of ours; directories on the way are made too.
-pub fn make_place(directory: BorrowedFd, relative: &Path, shape: Shape) -> nix::Result<()> {
+pub fn make_mount_point(directory: BorrowedFd, relative: &Path, shape: Shape) -> nix::Result<()> {
     let mut current = openat(directory, ".", ANY | OFlag::O_DIRECTORY, Mode::empty())?;
     let mut components = relative.components().peekable();
     while let Some(component) = components.next() {

@@ -53,7 +53,7 @@ fn init(plan: &Plan, servers: Servers, watched: &SigSet, launcher_lives: &PipeRe
     }
     let program = sys::spawn_child(|| {
         let _ = watched.thread_unblock();
-        let failure = exec::start(&plan.program);
+        let failure = exec::exec_program(&plan.program);
         report(&failure);
         i32::from(failure.kind.exit_code())
     });

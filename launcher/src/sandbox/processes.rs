@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 use crate::sys;
 
 /// What is not gone by then waits in the kernel, for a disk or a network, and will go.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// The kernel nests user namespaces no deeper.
 const DEEPEST: usize = 33;
 
@@ -95,7 +95,7 @@ impl ContainerProcesses {
 
     /// Stops all of them: they start no others, and keep their descriptors.
     pub fn stop(&self) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         let mut stopped = BTreeSet::new();
         // Some may have forked before they were stopped: until a look finds nobody new.
         while Instant::now() < end {
@@ -114,7 +114,7 @@ impl ContainerProcesses {
 
     /// Kills until none is left.
     pub fn kill(&self) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !self.signal(Signal::KILL).is_empty() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -28,11 +28,11 @@ pub trait Reporter {
     }
 
     /// Gets ready to tell, at once: the program may end any moment, and its streams with it.
-    fn hold(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_>;
+    fn prepare(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_>;
 
     /// Ends what the container is a part of, on other nodes too. Before the container itself is ended: with it may end
     /// everything that is left here.
-    fn cancel(&self) {}
+    fn cancel_step(&self) {}
 }
 
 /// Tells the user through the standard error of the program.
@@ -42,7 +42,7 @@ pub struct StderrReporter {
 }
 
 impl Reporter for StderrReporter {
-    fn hold(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure)> {
+    fn prepare(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure)> {
         let program = i32::try_from(self.program).ok();
         // It may be another process with the same number by now.
         let stream = program.filter(|program| container.contain(*program)).and_then(standard_error);

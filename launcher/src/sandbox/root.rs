@@ -1,4 +1,4 @@
-//! The container's root directory: the image, with a place for every mount, put together in a workshop that only
+//! The container's root directory: the image, with a place for every mount, put together in a scratch root that only
 //! we see.
 
 use std::ffi::OsStr;
@@ -16,15 +16,15 @@ use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::Mountable;
-use super::mounts::{bind, in_container, make_place, open_entry, open_in_root, proc_path, restrict};
+use super::mounts::{bind, in_container, make_mount_point, open_entry, open_in_root, proc_path, restrict};
 use super::namespaces::MOUNTS_REFUSED;
 use crate::mount::{Link, Shape};
 use crate::plan::{Changes, Plan, Root, Skeleton};
 
-/// A directory that every system has, on which the workshop is mounted for a moment.
+/// A directory that every system has, on which the scratch root is mounted for a moment.
 const MOUNT_POINT: &str = "/tmp";
 
-/// Where the root is put together, in the workshop.
+/// Where the root is put together, in the scratch root.
 const ROOT: &str = "/root";
 
 /// Where the image comes from.
@@ -54,7 +54,7 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
         Some(mount) => Source::Mount(mount),
         None => source,
     };
-    enter_workshop()?;
+    enter_scratch_root()?;
     let image = Path::new("/image");
     make_directory(image)?;
     mount_image(source, directory, image)?;
@@ -64,8 +64,8 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
             make_directory(Path::new(ROOT))?;
             // The overlay is faster to make and leaves fewer mounts; but not every kernel and not every file system
             // below a directory image can be under one.
-            if !overlaid_with_places(plan, image)? {
-                rebuilt_with_places(plan, image)?;
+            if !overlay_mount_points(plan, image)? {
+                bind_mount_points(plan, image)?;
             }
             Path::new(ROOT)
         }
@@ -134,7 +134,7 @@ fn mount_image(source: Source, directory: Option<OwnedFd>, place: &Path) -> Resu
 
 /// Moves to a root directory of our own, a tmpfs with the host's root below it. Were the root put together on a
 /// directory of the host instead, a bind of that directory would bring our own mounts along.
-fn enter_workshop() -> Result<(), Failure> {
+fn enter_scratch_root() -> Result<(), Failure> {
     tmpfs(Path::new(MOUNT_POINT), "size=16m,mode=0755")?;
     let enter = || -> nix::Result<()> {
         nix::unistd::chdir(MOUNT_POINT)?;
@@ -168,7 +168,7 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
     }
     // The mount points are a layer too: made through the overlay they would copy the image's directories, whose owner
     // may be one that the container does not know.
-    let lower = layer_of_places(plan, image)?;
+    let lower = mount_point_layer(plan, image)?;
     let options = format!("{lower},upperdir=/changes/upper,workdir=/changes/work,userxattr");
     overlay(&options, MsFlags::empty()).map_err(|errno| {
         Failure::caused_by("--writable: cannot mount an overlay", errno)
@@ -177,16 +177,16 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
 }
 
 /// The missing mount points in a layer over the image. False where the kernel cannot do that.
-fn overlaid_with_places(plan: &Plan, image: &Path) -> Result<bool, Failure> {
-    let lower = layer_of_places(plan, image)?;
+fn overlay_mount_points(plan: &Plan, image: &Path) -> Result<bool, Failure> {
+    let lower = mount_point_layer(plan, image)?;
     Ok(overlay(&format!("{lower},userxattr"), MsFlags::MS_RDONLY).is_ok())
 }
 
 /// A directory with the missing mount points, and the overlay's option for it and the image.
-fn layer_of_places(plan: &Plan, image: &Path) -> Result<String, Failure> {
+fn mount_point_layer(plan: &Plan, image: &Path) -> Result<String, Failure> {
     let places = Path::new("/places");
     make_directory(places)?;
-    add_places(plan, places)?;
+    add_mount_points(plan, places)?;
     Ok(format!("lowerdir={}:{}", places.display(), image.display()))
 }
 
@@ -195,11 +195,11 @@ fn overlay(options: &str, flags: MsFlags) -> nix::Result<()> {
     mount(Some("mizzen"), ROOT, Some("overlay"), flags, Some(options))
 }
 
-fn add_places(plan: &Plan, root: &Path) -> Result<(), Failure> {
+fn add_mount_points(plan: &Plan, root: &Path) -> Result<(), Failure> {
     let root = open_directory(root)?;
     for (path, shape) in plan.skeletons.iter().flat_map(|skeleton| &skeleton.added) {
         let relative = path.strip_prefix("/").unwrap_or(path);
-        make_place(root.as_fd(), relative, *shape).map_err(|e| in_container(path, e))?;
+        make_mount_point(root.as_fd(), relative, *shape).map_err(|e| in_container(path, e))?;
     }
     for Link { path, target, .. } in plan.skeletons.iter().flat_map(|skeleton| &skeleton.links) {
         let relative = path.strip_prefix("/").unwrap_or(path);
@@ -211,12 +211,12 @@ fn add_places(plan: &Plan, root: &Path) -> Result<(), Failure> {
 /// Makes a symbolic link below a directory of ours, with the directories on the way.
 pub fn make_link(directory: BorrowedFd, relative: &Path, target: &Path) -> nix::Result<()> {
     let parent = relative.parent().unwrap_or(Path::new(""));
-    make_place(directory, parent, Shape::Directory)?;
+    make_mount_point(directory, parent, Shape::Directory)?;
     symlinkat(target, open_in_root(directory, parent)?, relative.file_name().unwrap_or_default())
 }
 
 /// Every directory in which mount points are missing becomes a tmpfs with the same entries, bound from the image.
-fn rebuilt_with_places(plan: &Plan, image: &Path) -> Result<(), Failure> {
+fn bind_mount_points(plan: &Plan, image: &Path) -> Result<(), Failure> {
     let image = open_directory(image)?;
     let top = open_directory(Path::new(ROOT))?;
     bind(image.as_fd(), top.as_fd()).map_err(|e| in_container(Path::new("/"), e))?;
@@ -258,14 +258,14 @@ fn fill(skeleton: &Skeleton, old: BorrowedFd, new: BorrowedFd) -> Result<(), Fai
             if !kind.is_dir() && !kind.is_file() {
                 return Ok(()); // a device or socket of an image is of no use inside
             }
-            make_place(new, Path::new(&name), shape)?;
+            make_mount_point(new, Path::new(&name), shape)?;
             Ok(bind(open_entry(old, &name, shape)?.as_fd(), open_entry(new, &name, shape)?.as_fd())?)
         };
         take_over().map_err(|error| failed(&name, error))?;
     }
     for (path, shape) in &skeleton.added {
         let relative = path.strip_prefix(&skeleton.directory).unwrap_or(path);
-        make_place(new, relative, *shape).map_err(|errno| in_container(path, errno))?;
+        make_mount_point(new, relative, *shape).map_err(|errno| in_container(path, errno))?;
     }
     for Link { path, target, .. } in &skeleton.links {
         let relative = path.strip_prefix(&skeleton.directory).unwrap_or(path);

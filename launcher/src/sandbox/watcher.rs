@@ -34,8 +34,8 @@ const LIMIT: usize = 4096;
 
 /// What the watchers of a container's servers have in common.
 pub struct Watch {
-    /// Here lies a message with the container's user namespace, once it is made. Who takes it has the right to report and
-    /// to end the container: one watcher, once.
+    /// Holds one message with the container's user namespace, once that exists. The watcher that receives it, and only that
+    /// one, reports and ends the container.
     claim: OwnedFd,
     announce: OwnedFd,
     reporter: Box<dyn Reporter>,
@@ -51,7 +51,7 @@ impl Watch {
     }
 
     /// The container is made: until now its maker has told of every failure, from now on the watchers do.
-    pub fn begin(self, user_namespace: BorrowedFd) -> Result<(), Failure> {
+    pub fn arm(self, user_namespace: BorrowedFd) -> Result<(), Failure> {
         sys::send_descriptors(&self.announce, &[1], &[user_namespace.as_raw_fd()])
             .map_err(|errno| Failure::caused_by("cannot tell the watchers of the file servers", errno))
     }
@@ -158,8 +158,8 @@ impl Watched<'_> {
                         container.stop();
                         kill_in_any_case(container);
                         let failure = self.damage(kind, text, made != self.version());
-                        watch.reporter.hold(container)(&failure);
-                        watch.reporter.cancel();
+                        watch.reporter.prepare(container)(&failure);
+                        watch.reporter.cancel_step();
                         // Those who wait for the server's answer cannot end before they have it.
                         container.kill_once();
                     }
@@ -184,13 +184,13 @@ impl Watched<'_> {
         let Some(container) = watch.claim_when_ready() else { return };
         container.stop();
         kill_in_any_case(&container);
-        let tell = watch.reporter.hold(&container);
+        let tell = watch.reporter.prepare(&container);
         let status = waitpid(pid, None);
         if matches!(status, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))) {
             std::thread::sleep(KILLED_TOGETHER);
         }
         tell(&self.death(status.ok(), last_words));
-        watch.reporter.cancel();
+        watch.reporter.cancel_step();
         container.kill();
     }
 

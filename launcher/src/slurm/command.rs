@@ -22,8 +22,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access, setsid};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::host::child_signals;
-use super::wire::{Answer, FROM_TERMINAL, Order};
+use super::helper::child_signals;
+use super::wire::{CommandRequest, CommandResult, FROM_TERMINAL};
 use super::{COMMANDS, caller_context};
 use crate::report::report;
 use crate::sys;
@@ -43,11 +43,11 @@ pub fn serve(mut stream: &UnixStream, owner: BorrowedFd) {
         Err(error) => Err(Failure::new(format!("the helper did not understand: {}", cause(&error)))),
     };
     // Nobody is left to be told when this fails.
-    let _ = stream.write_all(&answer.unwrap_or_else(Answer::Refused).encode());
+    let _ = stream.write_all(&answer.unwrap_or_else(CommandResult::Refused).encode());
 }
 
 /// The order and the standard streams; None if the shim or the owner has ended before.
-fn receive(stream: &UnixStream, owner: BorrowedFd) -> io::Result<Option<(Order, [OwnedFd; 3])>> {
+fn receive(stream: &UnixStream, owner: BorrowedFd) -> io::Result<Option<(CommandRequest, [OwnedFd; 3])>> {
     let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
     let mut watched = [watched(stream.as_fd()), watched(owner)];
     poll(&mut watched, PollTimeout::NONE)?;
@@ -67,7 +67,7 @@ fn receive(stream: &UnixStream, owner: BorrowedFd) -> io::Result<Option<(Order, 
     let mut bytes = Vec::new();
     file.rewind()?;
     file.take(ORDER_LIMIT).read_to_end(&mut bytes)?;
-    let order = Order::decode(&bytes).ok_or_else(broken)?;
+    let order = CommandRequest::decode(&bytes).ok_or_else(broken)?;
     Ok(Some((order, [stdin, stdout, stderr])))
 }
 
@@ -88,11 +88,11 @@ fn receive_descriptors(stream: &UnixStream) -> io::Result<(usize, Vec<OwnedFd>)>
 }
 
 fn run(
-    order: Order,
+    order: CommandRequest,
     streams: [OwnedFd; 3],
     stream: &UnixStream,
     owner: BorrowedFd,
-) -> Result<Answer, Failure> {
+) -> Result<CommandResult, Failure> {
     let program = find(&order.command).ok_or_else(|| {
         Failure::new(format!("no such command on {}", node_name()))
             .hint("it is looked for in PATH as it is on the host")
@@ -124,7 +124,7 @@ fn find(command: &OsStr) -> Option<PathBuf> {
 
 /// Becomes the command; returns an exit code only if that failed. Its session has no terminal, so that a key there
 /// reaches it once, through the shim; it reads and sets the terminal that was passed nevertheless.
-fn become_command(program: &Path, order: Order, [stdin, stdout, stderr]: [OwnedFd; 3]) -> i32 {
+fn become_command(program: &Path, order: CommandRequest, [stdin, stdout, stderr]: [OwnedFd; 3]) -> i32 {
     let cwd = directory_on_host(&order.directory);
     let environment: Vec<(OsString, OsString)> =
         caller_context::arriving(order.environment, std::env::vars_os(), cwd);
@@ -164,12 +164,12 @@ enum Phase {
 }
 
 /// Waits for the command's end; sees to it when the shim or the owner ends before.
-fn watch(pid: Pid, stream: &UnixStream, owner: BorrowedFd, ended: BorrowedFd) -> io::Result<Answer> {
+fn watch(pid: Pid, stream: &UnixStream, owner: BorrowedFd, ended: BorrowedFd) -> io::Result<CommandResult> {
     let mut phase = Phase::Running;
     loop {
         match waitpid(pid, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::Exited(_, code)) => return Ok(Answer::Exited(code as u8)),
-            Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(Answer::Killed(signal as u8)),
+            Ok(WaitStatus::Exited(_, code)) => return Ok(CommandResult::Exited(code as u8)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(CommandResult::Killed(signal as u8)),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
         }

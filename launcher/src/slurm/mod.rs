@@ -5,7 +5,7 @@
 //!
 //!     inside the container                                outside, same step
 //!
-//!     batch script                                        helper, started by `host::start`
+//!     batch script                                        helper, started by `helper::start_helper`
 //!       └─ srun = mizzen, the shim ── abstract socket ──>   └─ one process for each command
 //!            stdin, stdout, stderr ────── descriptors ────>      └─ /usr/bin/srun, on those descriptors
 //!            words, variables, directory, limits ─────────>
@@ -21,21 +21,21 @@
 //! | file      | runs                                                          |
 //! |-----------|---------------------------------------------------------------|
 //! | `shim`    | inside, in place of a Slurm command                           |
-//! | `host`    | outside: the helper                                           |
+//! | `helper`  | outside: the helper                                           |
 //! | `command` | outside: the helper's child that looks after one real command |
 //! | `wire`    | what they say to each other                                   |
 //! | `caller_context` | the environment on its way out, and in again on any node |
 
 pub mod caller_context;
 mod command;
-mod host;
+mod helper;
 pub mod shim;
 pub(crate) mod wire;
 
 use std::ffi::OsStr;
 use std::path::Path;
 
-pub use {caller_context::CallerContext, host::start};
+pub use {caller_context::CallerContext, helper::start_helper};
 
 /// The commands that a shim stands in for: all of Slurm's that users call.
 pub const COMMANDS: [&str; 18] = [

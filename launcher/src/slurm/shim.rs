@@ -22,7 +22,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getuid;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::wire::{Answer, FROM_TERMINAL, Inherited, Order};
+use super::wire::{CommandRequest, CommandResult, FROM_TERMINAL, Inherited};
 use super::{HOST_VARIABLE, caller_context};
 use crate::report::{report, report_note};
 use crate::sys;
@@ -45,16 +45,16 @@ const HANDED_ON: [Signal; 10] = [
 /// Runs a Slurm command on the host; ends as it ended.
 pub fn run(command: &str, arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match attempt(command, arguments.collect()) {
-        Ok(Answer::Exited(code)) => ExitCode::from(code),
-        Ok(Answer::Killed(signal)) => die_by(signal),
-        Ok(Answer::Refused(failure)) | Err(failure) => {
+        Ok(CommandResult::Exited(code)) => ExitCode::from(code),
+        Ok(CommandResult::Killed(signal)) => die_by(signal),
+        Ok(CommandResult::Refused(failure)) | Err(failure) => {
             report(&failure.clone().about(command));
             ExitCode::from(failure.kind.exit_code())
         }
     }
 }
 
-fn attempt(command: &str, arguments: Vec<OsString>) -> Result<Answer, Failure> {
+fn attempt(command: &str, arguments: Vec<OsString>) -> Result<CommandResult, Failure> {
     let failed = |what: &str, error: std::io::Error| Failure::caused_by(format!("cannot {what}"), error);
     let stream = connect()?;
     // From here on a signal is the command's, also one that comes before the command runs.
@@ -65,7 +65,7 @@ fn attempt(command: &str, arguments: Vec<OsString>) -> Result<Answer, Failure> {
         report_note(&format!("{command}: {} is too long to reach the new step", quote(name.as_bytes())));
     }
     let inherited = Inherited::of_self();
-    let order = Order { command: command.into(), arguments, directory, environment, inherited };
+    let order = CommandRequest { command: command.into(), arguments, directory, environment, inherited };
     send(&stream, &order).map_err(|error| failed("hand it to the helper outside the container", error))?;
     wait(&stream, &signals)
         .map_err(|error| failed("wait for it", error))?
@@ -103,7 +103,7 @@ fn current_directory() -> PathBuf {
     known.or_else(named).unwrap_or_else(|| PathBuf::from("/"))
 }
 
-fn send(stream: &UnixStream, order: &Order) -> std::io::Result<()> {
+fn send(stream: &UnixStream, order: &CommandRequest) -> std::io::Result<()> {
     let mut file = File::from(memfd_create(c"mizzen-order", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(&order.encode())?;
     // Rust's start-up has put /dev/null in the place of a standard stream that was closed.
@@ -126,7 +126,7 @@ fn catch_signals() -> std::io::Result<SignalFd> {
 }
 
 /// Hands signals on until the answer is there; None if there will be none.
-fn wait(mut stream: &UnixStream, signals: &SignalFd) -> std::io::Result<Option<Answer>> {
+fn wait(mut stream: &UnixStream, signals: &SignalFd) -> std::io::Result<Option<CommandResult>> {
     loop {
         let mut watched =
             [PollFd::new(stream.as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
@@ -137,7 +137,7 @@ fn wait(mut stream: &UnixStream, signals: &SignalFd) -> std::io::Result<Option<A
         if watched[0].any() == Some(true) {
             let mut bytes = Vec::new();
             return match stream.read_to_end(&mut bytes) {
-                Ok(_) => Ok(Answer::decode(&bytes)),
+                Ok(_) => Ok(CommandResult::decode(&bytes)),
                 // Killed with signals of ours unread.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Ok(None),
                 Err(error) => Err(error),

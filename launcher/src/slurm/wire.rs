@@ -1,9 +1,9 @@
 //! What shim and helper say to each other over their connection.
 //!
-//! 1. The shim sends one byte with four descriptors: a memory file with the [`Order`] (argv and environment may be
+//! 1. The shim sends one byte with four descriptors: a memory file with the [`CommandRequest`] (argv and environment may be
 //!    megabytes) and its standard streams.
 //! 2. Then one byte for each signal that the command shall get, with [`FROM_TERMINAL`] where a terminal sent it.
-//! 3. The helper sends the [`Answer`] and closes. Closing without an answer means that it was killed.
+//! 3. The helper sends the [`CommandResult`] and closes. Closing without an answer means that it was killed.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -35,7 +35,7 @@ const LIMITS: [Resource; 10] = [
 
 /// What shall run, and what it inherits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct CommandRequest {
     /// The name of the command.
     pub command: OsString,
     /// Its words after the name.
@@ -76,7 +76,7 @@ impl Inherited {
     }
 }
 
-impl Order {
+impl CommandRequest {
     /// Strings, each with a NUL at its end: none of them can hold one.
     pub fn encode(&self) -> Vec<u8> {
         let limits: Vec<String> = self.inherited.limits.iter().map(u64::to_string).collect();
@@ -97,7 +97,7 @@ impl Order {
     }
 
     /// The order again, or None if these bytes are none.
-    pub fn decode(bytes: &[u8]) -> Option<Order> {
+    pub fn decode(bytes: &[u8]) -> Option<CommandRequest> {
         let mut strings = bytes.strip_suffix(b"\0")?.split(|byte| *byte == 0);
         if strings.next()? != VERSION {
             return None;
@@ -118,7 +118,13 @@ impl Order {
             Some((text(&line[..equals]), text(&line[equals + 1..])))
         });
         let environment = environment.collect::<Option<_>>()?;
-        Some(Order { command, arguments, directory, environment, inherited: Inherited { umask, limits } })
+        Some(CommandRequest {
+            command,
+            arguments,
+            directory,
+            environment,
+            inherited: Inherited { umask, limits },
+        })
     }
 }
 
@@ -131,7 +137,7 @@ const ANSWER_LIMIT: usize = 4096;
 
 /// How it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum CommandResult {
     /// With this exit code.
     Exited(u8),
     /// By this signal.
@@ -140,22 +146,22 @@ pub enum Answer {
     Refused(Failure),
 }
 
-impl Answer {
+impl CommandResult {
     /// A letter, and a number or a failure.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Answer::Exited(code) => vec![b'E', *code],
-            Answer::Killed(signal) => vec![b'K', *signal],
-            Answer::Refused(failure) => [b"R", failure.encode().as_bytes()].concat(),
+            CommandResult::Exited(code) => vec![b'E', *code],
+            CommandResult::Killed(signal) => vec![b'K', *signal],
+            CommandResult::Refused(failure) => [b"R", failure.encode().as_bytes()].concat(),
         }
     }
 
     /// The answer again, or None if these bytes are none.
-    pub fn decode(bytes: &[u8]) -> Option<Answer> {
+    pub fn decode(bytes: &[u8]) -> Option<CommandResult> {
         match bytes {
-            [b'E', code] => Some(Answer::Exited(*code)),
-            [b'K', signal] => Some(Answer::Killed(*signal)),
-            [b'R', text @ ..] => Some(Answer::Refused(Failure::decode(text, ANSWER_LIMIT))),
+            [b'E', code] => Some(CommandResult::Exited(*code)),
+            [b'K', signal] => Some(CommandResult::Killed(*signal)),
+            [b'R', text @ ..] => Some(CommandResult::Refused(Failure::decode(text, ANSWER_LIMIT))),
             _ => None,
         }
     }
@@ -177,10 +183,10 @@ mod tests {
 
     use super::*;
 
-    fn order() -> Order {
+    fn order() -> CommandRequest {
         let wild: Vec<u8> = (1..=255).collect();
         let wild = OsString::from_vec(wild);
-        Order {
+        CommandRequest {
             command: "srun".into(),
             arguments: vec!["".into(), wild.clone(), "a b".into(), "K=V".into(), "".into()],
             directory: PathBuf::from(&wild),
@@ -195,9 +201,9 @@ mod tests {
 
     #[test]
     fn an_order_comes_back() {
-        assert_eq!(Order::decode(&order().encode()), Some(order()));
-        let bare = Order { arguments: Vec::new(), environment: Vec::new(), ..order() };
-        assert_eq!(Order::decode(&bare.encode()), Some(bare));
+        assert_eq!(CommandRequest::decode(&order().encode()), Some(order()));
+        let bare = CommandRequest { arguments: Vec::new(), environment: Vec::new(), ..order() };
+        assert_eq!(CommandRequest::decode(&bare.encode()), Some(bare));
     }
 
     #[test]
@@ -205,7 +211,7 @@ mod tests {
         let good = order().encode();
         // Cut anywhere, it is refused or shorter, and nothing breaks. Whole strings off the end leave an order.
         for length in 0..good.len() {
-            if let Some(less) = Order::decode(&good[..length]) {
+            if let Some(less) = CommandRequest::decode(&good[..length]) {
                 assert!(less.environment.len() < order().environment.len(), "{length}");
             }
         }
@@ -219,7 +225,7 @@ mod tests {
             b"mizzen slurm 1\0srun\0/\x000\x000\x000\0NOVALUE\0",
         ];
         for bytes in broken {
-            assert_eq!(Order::decode(bytes), None, "{}", bytes.escape_ascii());
+            assert_eq!(CommandRequest::decode(bytes), None, "{}", bytes.escape_ascii());
         }
     }
 
@@ -227,16 +233,16 @@ mod tests {
     fn an_answer_comes_back() {
         let failure = Failure::new("srun: no such command on node1");
         for answer in [
-            Answer::Exited(0),
-            Answer::Exited(255),
-            Answer::Killed(9),
-            Answer::Refused(failure.clone().of_kind(FailureKind::NotFound)),
-            Answer::Refused(failure.hint("is Slurm installed there?")),
+            CommandResult::Exited(0),
+            CommandResult::Exited(255),
+            CommandResult::Killed(9),
+            CommandResult::Refused(failure.clone().of_kind(FailureKind::NotFound)),
+            CommandResult::Refused(failure.hint("is Slurm installed there?")),
         ] {
-            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+            assert_eq!(CommandResult::decode(&answer.encode()), Some(answer));
         }
         for bytes in [b"".as_slice(), b"E", b"E12", b"X1"] {
-            assert_eq!(Answer::decode(bytes), None);
+            assert_eq!(CommandResult::decode(bytes), None);
         }
     }
 

@@ -36,12 +36,12 @@ use super::cache::{self, Cache, describe};
 use super::copy::verify;
 use super::lock::Lock;
 use super::obtain::{obtain, publish};
-use super::source::{Identity, Original};
+use super::source::{FileIdentity, SourceImage};
 use super::{
     ProgressSink, StageError, StagingOptions, StderrSink, Wanted, changing, is_still_there, note,
     open_as_user, progress, wanted, with_retries,
 };
-use crate::image::{Kind, Opened, shown};
+use crate::image::{ImageKind, OpenedImage, shown};
 use crate::mountinfo::open_on_same_mount;
 use crate::progress::Progress;
 use crate::sys;
@@ -64,7 +64,7 @@ pub struct Delivery {
     /// Of what it is a copy.
     source: OsString,
     /// What srun's machine saw of the source.
-    identity: Identity,
+    identity: FileIdentity,
     digest: String,
 }
 
@@ -153,17 +153,17 @@ struct Copied {
     cache: Cache,
     /// Nobody removes the copy as long as this is open.
     _in_use: File,
-    identity: Identity,
+    identity: FileIdentity,
     digest: Digest,
 }
 
 /// Copies a file to this machine's cache, unless it is a directory.
 fn copied_here(
-    opened: Opened,
+    opened: OpenedImage,
     pin: Option<Digest>,
     staging: &StagingOptions,
 ) -> Result<Option<Copied>, StageError> {
-    if opened.kind == Kind::Directory {
+    if opened.kind == ImageKind::Directory {
         return Ok(None);
     }
     let (cache, source) = match wanted(&opened, staging.verifies(pin), staging) {
@@ -338,7 +338,7 @@ impl StagingOptions {
     pub(super) fn adopt(
         &self,
         cache: &Cache,
-        source: &Original,
+        source: &SourceImage,
         lock: &Lock,
         sink: &mut dyn ProgressSink,
     ) -> Option<(File, Digest)> {
@@ -374,7 +374,7 @@ impl Delivery {
         &self,
         directory: &Path,
         cache: &Cache,
-        source: &Original,
+        source: &SourceImage,
         lock: &Lock,
         sink: &mut dyn ProgressSink,
     ) -> Result<Option<(File, Digest)>, String> {
@@ -384,12 +384,12 @@ impl Delivery {
             return Ok(None);
         };
         let mut progress = progress(source.path, "verifying what srun has sent", identity.size);
-        let mut say = lock.teller(identity.size);
+        let mut say = lock.progress_writer(identity.size);
         verify(&arrived.file, digest, identity.size, &mut |bytes| {
             progress.advance(bytes);
             say(bytes);
         })?;
-        let unchanged = Identity::at(source.path).is_ok_and(|now| now == *identity);
+        let unchanged = FileIdentity::at(source.path).is_ok_and(|now| now == *identity);
         if !unchanged {
             return Err(changing(source.path).message);
         }

@@ -5,12 +5,12 @@
 //!       sha256-HEX                 an image, named by its content; appears only when it is complete and on disk
 //!       source-KEY.json            which content a source has; KEY is computed from the source's identity
 //!       source-KEY.lock            who copies that source now
-//!       room.lock                  who makes room now
-//!       temporary-…, broken-…      nobody's; removed when room is made
+//!       room.lock                  who evicts now
+//!       temporary-…, broken-…      left by a crash; removed by the next eviction
 //!
-//! Whoever uses a copy of their own has a lock on it through the descriptor that it is read by, which the file server keeps
-//! as long as the container lives. Whoever removes one sees it. Of root's copies, which anybody can open and lock, no lock
-//! tells anything: one is in use as long as it is open, and root, whose file it is, can ask the kernel for that.
+//! A process that uses one of its user's copies holds a lock on it through the descriptor that it reads from; the file server
+//! keeps that descriptor while the container lives. Eviction checks the lock. Site copies can be opened and locked by anyone, so
+//! their locks mean nothing: root asks the kernel (a write lease) whether one is open.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -30,7 +30,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::own_directory;
-use super::source::{Identity, Manifest};
+use super::source::{FileIdentity, Manifest};
 use crate::image::shown;
 use crate::sys;
 use crate::trace::OrDebug;
@@ -90,7 +90,7 @@ impl Cache {
 
     /// Opens root's directory for all users, and makes it; as root, under [`MASK`]. It must be nobody else's: others could
     /// change what is in it.
-    pub fn open_shared(directory: &Path) -> Result<Cache, Failure> {
+    pub fn open_site(directory: &Path) -> Result<Cache, Failure> {
         let failed = |what: String| Failure::new(format!("{}: {what}", shown(directory)));
         trusted_file::check_only_roots(directory.parent().unwrap_or(directory))?;
         match mkdirat(CWD, directory, Mode::from_raw_mode(SHARED_DIRECTORY_MODE)) {
@@ -108,7 +108,7 @@ impl Cache {
     }
 
     /// Root's directory, if it is there, for others to look at. What others than root can change is not looked at.
-    pub fn look_at_shared(directory: &Path) -> Result<Option<Cache>, Failure> {
+    pub fn open_site_read_only(directory: &Path) -> Result<Option<Cache>, Failure> {
         let dir = match open_directory(directory) {
             Err(Errno::NOENT) => return Ok(None),
             opened => opened.map_err(|errno| unopened(directory, errno))?,
@@ -125,14 +125,14 @@ impl Cache {
     }
 
     /// The copy of a source, if there is one that can be used.
-    pub fn find(&self, identity: &Identity) -> Option<(File, Digest)> {
+    pub fn find(&self, identity: &FileIdentity) -> Option<(File, Digest)> {
         let digest = self.digest_of(identity)?;
         let copy = self.open_copy(digest, identity.size)?;
         Some((copy, digest))
     }
 
     /// The content of a source, if it was copied.
-    pub fn digest_of(&self, identity: &Identity) -> Option<Digest> {
+    pub fn digest_of(&self, identity: &FileIdentity) -> Option<Digest> {
         let manifest = self.manifest(&manifest_name(identity))?;
         Digest::parse(&manifest.digest).filter(|_| manifest.identity == *identity)
     }
@@ -386,7 +386,7 @@ fn unopened(directory: &Path, errno: Errno) -> Failure {
 }
 
 /// The manifest of a source.
-pub fn manifest_name(identity: &Identity) -> String {
+pub fn manifest_name(identity: &FileIdentity) -> String {
     format!("{SOURCE}{}.json", identity.key())
 }
 

@@ -20,7 +20,7 @@ use super::copy::verify;
 use super::evict::{self, CachedCopy, megabytes};
 use super::source::Manifest;
 use super::{Provenance, StagingOptions, progress, site};
-use crate::image::{self, check_content, check_header};
+use crate::image::{self, check_content, check_superblock};
 use crate::progress::Progress;
 use crate::sys;
 
@@ -38,7 +38,7 @@ impl Stager {
         let staging = StagingOptions::of_copies(&config, is_roots(&config))?;
         if staging.fills_site {
             // Also where nothing is to be copied: nobody else removes what a crash has left.
-            evict::sweep(&Cache::open_shared(&config.stage_shared)?);
+            evict::sweep(&Cache::open_site(&config.stage_shared)?);
         }
         Ok(Stager { config, staging, _mask })
     }
@@ -54,7 +54,7 @@ impl Stager {
         let ready = super::stage(&path, pin, &self.staging)?;
         // As root nothing of an image is inflated.
         if self.staging.fills_site {
-            check_header(&ready.opened)?
+            check_superblock(&ready.opened)?
         } else {
             check_content(&ready.opened)?
         }
@@ -98,9 +98,9 @@ impl Commands {
         let _mask = sys::FileMask::set(cache::MASK);
         let staging = StagingOptions::new(config.settings.stage(), config)?;
         let (cache, shared) = if is_roots(config) {
-            (Cache::open_shared(&config.stage_shared)?, None)
+            (Cache::open_site(&config.stage_shared)?, None)
         } else {
-            let site = Cache::look_at_shared(&config.stage_shared).ok().flatten();
+            let site = Cache::open_site_read_only(&config.stage_shared).ok().flatten();
             (Cache::open(&config.stage_directory)?, site)
         };
         Ok(Commands { cache, staging, shared, _unharmed: sys::IgnoreSignal::new(Signal::SIGXFSZ), _mask })

@@ -1,5 +1,5 @@
 //! Makes room for a copy: those that were not used for the longest time go, never one in use. Runs as the user on the
-//! host, or as root in the shared cache.
+//! host, or as root in the site cache.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -35,7 +35,7 @@ impl Limits {
 }
 
 /// Making room is a matter of milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// More would make it slow to find out what there is.
 const MOST_COPIES: usize = 4096;
@@ -104,7 +104,7 @@ impl Space {
 /// Makes room for `needed` bytes more within the limits; in any case at least `freed` bytes are freed if they can be. Nobody
 /// else makes room before the lock is dropped: by then whoever needs the room has a file of that size.
 pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<Lock, String> {
-    let lock = lock::patient(cache, "room.lock", PATIENCE)?;
+    let lock = lock::lock_with_timeout(cache, "room.lock", TIMEOUT)?;
     sweep(cache);
     let mut copies =
         list_copies(cache).map_err(|error| format!("cannot list the copies: {}", cause(&error)))?;

@@ -1,5 +1,5 @@
 //! Locks in a directory of copies. They end with their holder, whatever ends it. Runs as the user on the host, or as root
-//! in the shared cache, where no user can open them.
+//! in the site cache, where no user can open them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,9 +14,9 @@ use super::cache::{Cache, describe};
 pub struct Lock(File);
 
 /// What came of trying to get a lock.
-pub enum Turn {
+pub enum TryLock {
     /// It is ours.
-    Mine(Lock),
+    Acquired(Lock),
     /// Somebody else has it, who says this.
     Held(String),
 }
@@ -25,7 +25,7 @@ pub enum Turn {
 pub const PAUSE: Duration = Duration::from_millis(20);
 
 /// Tries to get a lock once.
-pub fn attempt(cache: &Cache, name: &str) -> Result<Turn, String> {
+pub fn try_lock(cache: &Cache, name: &str) -> Result<TryLock, String> {
     let failed = |errno| format!("{}: cannot lock: {}", cache.path.join(name).display(), describe(errno));
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     loop {
@@ -40,7 +40,7 @@ pub fn attempt(cache: &Cache, name: &str) -> Result<Turn, String> {
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(Turn::Held(text_of(&file))),
+            Err(Errno::WOULDBLOCK) => return Ok(TryLock::Held(text_of(&file))),
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(failed(errno)),
         }
@@ -48,29 +48,29 @@ pub fn attempt(cache: &Cache, name: &str) -> Result<Turn, String> {
         let named = statat(&cache.dir, name, AtFlags::SYMLINK_NOFOLLOW).ok();
         if named.is_some_and(|named| fstat(&file).is_ok_and(|opened| opened.st_ino == named.st_ino)) {
             let lock = Lock(file);
-            lock.say("");
-            return Ok(Turn::Mine(lock));
+            lock.write_holder("");
+            return Ok(TryLock::Acquired(lock));
         }
     }
 }
 
 /// Waits for a lock.
-pub fn patient(cache: &Cache, name: &str, patience: Duration) -> Result<Lock, String> {
+pub fn lock_with_timeout(cache: &Cache, name: &str, patience: Duration) -> Result<Lock, String> {
     let begin = Instant::now();
     loop {
-        match attempt(cache, name)? {
-            Turn::Mine(lock) => return Ok(lock),
-            Turn::Held(who) if begin.elapsed() > patience => {
+        match try_lock(cache, name)? {
+            TryLock::Acquired(lock) => return Ok(lock),
+            TryLock::Held(who) if begin.elapsed() > patience => {
                 return Err(format!("{} is held by {who}", cache.path.join(name).display()));
             }
-            Turn::Held(_) => std::thread::sleep(PAUSE),
+            TryLock::Held(_) => std::thread::sleep(PAUSE),
         }
     }
 }
 
 impl Lock {
     /// Tells those who wait who we are and what we have done so far.
-    pub fn say(&self, what: &str) {
+    pub fn write_holder(&self, what: &str) {
         let text = format!("process {} on {}{what}", std::process::id(), mizzen_core::node_name());
         // Nothing depends on it.
         let _ =
@@ -78,13 +78,13 @@ impl Lock {
     }
 
     /// Tells them how far it is, each second; to be told of every piece that is done.
-    pub fn teller(&self, size: u64) -> impl FnMut(u64) + '_ {
+    pub fn progress_writer(&self, size: u64) -> impl FnMut(u64) + '_ {
         let (mut done, mut said) = (0, Instant::now());
         move |bytes| {
             done += bytes;
             if said.elapsed() > Duration::from_secs(1) {
                 said = Instant::now();
-                self.say(&format!(": {done} of {size} bytes"));
+                self.write_holder(&format!(": {done} of {size} bytes"));
             }
         }
     }
@@ -102,9 +102,9 @@ mod tests {
     use crate::image::testing::Scratch;
 
     fn held(cache: &Cache, name: &str) -> Option<String> {
-        match attempt(cache, name).unwrap() {
-            Turn::Mine(_) => None,
-            Turn::Held(who) => Some(who),
+        match try_lock(cache, name).unwrap() {
+            TryLock::Acquired(_) => None,
+            TryLock::Held(who) => Some(who),
         }
     }
 
@@ -112,11 +112,13 @@ mod tests {
     fn one_at_a_time_and_the_others_know_who() {
         let scratch = Scratch::new();
         let cache = Cache::open(scratch.path()).unwrap();
-        let Turn::Mine(lock) = attempt(&cache, "a.lock").unwrap() else { panic!("nobody else has it") };
+        let TryLock::Acquired(lock) = try_lock(&cache, "a.lock").unwrap() else {
+            panic!("nobody else has it")
+        };
         let own = format!("process {} on {}", std::process::id(), mizzen_core::node_name());
         assert_eq!(held(&cache, "a.lock"), Some(own.clone()));
         assert_eq!(held(&cache, "b.lock"), None, "another one");
-        lock.say(": 5 of 10 bytes");
+        lock.write_holder(": 5 of 10 bytes");
         assert_eq!(held(&cache, "a.lock"), Some(own + ": 5 of 10 bytes"));
         drop(lock);
         assert_eq!(held(&cache, "a.lock"), None);
@@ -126,11 +128,13 @@ mod tests {
     fn a_wait_has_an_end_and_names_the_holder() {
         let scratch = Scratch::new();
         let cache = Cache::open(scratch.path()).unwrap();
-        let lock = patient(&cache, "a.lock", Duration::ZERO).unwrap();
-        let Err(why) = patient(&cache, "a.lock", Duration::from_millis(50)) else { panic!("it is held") };
+        let lock = lock_with_timeout(&cache, "a.lock", Duration::ZERO).unwrap();
+        let Err(why) = lock_with_timeout(&cache, "a.lock", Duration::from_millis(50)) else {
+            panic!("it is held")
+        };
         assert!(why.contains("a.lock is held by process "), "{why}");
         drop(lock);
-        assert!(patient(&cache, "a.lock", Duration::ZERO).is_ok());
+        assert!(lock_with_timeout(&cache, "a.lock", Duration::ZERO).is_ok());
     }
 
     /// The kernel gives a lock back when its holder is killed.
@@ -138,7 +142,7 @@ mod tests {
     fn a_lock_ends_with_its_holder() {
         let scratch = Scratch::new();
         let cache = Cache::open(scratch.path()).unwrap();
-        drop(attempt(&cache, "a.lock").unwrap());
+        drop(try_lock(&cache, "a.lock").unwrap());
         let path = cache.path.join("a.lock");
         let mut holder = std::process::Command::new("flock")
             .args([path.as_os_str(), "sleep".as_ref(), "100".as_ref()])
@@ -154,14 +158,14 @@ mod tests {
                 .unwrap();
         }
         holder.wait().unwrap();
-        assert!(patient(&cache, "a.lock", Duration::from_secs(5)).is_ok());
+        assert!(lock_with_timeout(&cache, "a.lock", Duration::from_secs(5)).is_ok());
     }
 
     #[test]
     fn a_file_that_was_removed_is_no_lock_any_more() {
         let scratch = Scratch::new();
         let cache = Cache::open(scratch.path()).unwrap();
-        let old = patient(&cache, "a.lock", Duration::ZERO).unwrap();
+        let old = lock_with_timeout(&cache, "a.lock", Duration::ZERO).unwrap();
         std::fs::remove_file(cache.path.join("a.lock")).unwrap();
         assert_eq!(held(&cache, "a.lock"), None, "it is another file");
         drop(old);
@@ -172,7 +176,7 @@ mod tests {
         let scratch = Scratch::new();
         let cache = Cache::open(scratch.path()).unwrap();
         std::os::unix::fs::symlink("elsewhere", cache.path.join("a.lock")).unwrap();
-        let Err(why) = attempt(&cache, "a.lock") else { panic!("a link is not followed") };
+        let Err(why) = try_lock(&cache, "a.lock") else { panic!("a link is not followed") };
         assert!(why.ends_with("a.lock: cannot lock: Too many levels of symbolic links"), "{why}");
     }
 }

@@ -33,7 +33,7 @@ use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 use tracing::debug;
 
-use crate::image::{self, Kind, Opened, check_content, shown};
+use crate::image::{self, ImageKind, OpenedImage, check_content, shown};
 use crate::sys;
 use broadcast::Delivery;
 use cache::Cache;
@@ -41,7 +41,7 @@ use copy::{CopyError, copy};
 pub use evict::Limits;
 use obtain::obtain;
 use progress_sink::{ProgressSink, StderrSink, note, progress};
-use source::{Identity, Original};
+use source::{FileIdentity, SourceImage};
 
 /// What the site and the user say about staging.
 #[derive(Clone, Debug, Default)]
@@ -59,7 +59,7 @@ pub struct StagingOptions {
     /// Whether it is root who makes them.
     fills_site: bool,
     /// Whether it is a failure that there is no copy; else the source is used.
-    copies_or_nothing: bool,
+    copy_required: bool,
 }
 
 impl StagingOptions {
@@ -76,14 +76,14 @@ impl StagingOptions {
             deliveries: Vec::new(),
             site: config.stage_shared.clone(),
             fills_site: false,
-            copies_or_nothing: false,
+            copy_required: false,
         })
     }
 
     /// For those who want a copy, and no container; `for_all`, as root, in the directory for all users.
     pub fn of_copies(config: &Config, for_all: bool) -> Result<StagingOptions, Failure> {
         let staging = StagingOptions::new(Policy::Always, config)?;
-        Ok(StagingOptions { copies_or_nothing: true, fills_site: for_all, ..staging })
+        Ok(StagingOptions { copy_required: true, fills_site: for_all, ..staging })
     }
 
     /// Whether a copy that is there is read before it is used.
@@ -104,7 +104,7 @@ impl StagingOptions {
 /// An image, ready to be used.
 pub struct StagedImage {
     /// The source as it was recognised, with the file that is to be used.
-    pub opened: Opened,
+    pub opened: OpenedImage,
     /// Its digest, if somebody had a reason to compute it.
     pub digest: Option<Digest>,
     /// Where that file comes from.
@@ -149,14 +149,14 @@ pub fn stage(path: &Path, pin: Option<Digest>, staging: &StagingOptions) -> Resu
     })
 }
 
-fn open_as_user(path: &Path) -> Result<Opened, StageError> {
+fn open_as_user(path: &Path) -> Result<OpenedImage, StageError> {
     image::identify(path).map_err(StageError::Source)
 }
 
 /// Opens an image and does something with it, a few times if the source makes trouble.
 fn with_retries<T>(
-    open: impl Fn() -> Result<Opened, StageError>,
-    work: impl Fn(Opened) -> Result<T, StageError>,
+    open: impl Fn() -> Result<OpenedImage, StageError>,
+    work: impl Fn(OpenedImage) -> Result<T, StageError>,
 ) -> Result<T, StageError> {
     // The user's limit on the size of files is a reason to make no copy, not to die of it.
     let _unharmed = sys::IgnoreSignal::new(Signal::SIGXFSZ);
@@ -174,12 +174,12 @@ fn with_retries<T>(
 }
 
 fn try_stage(
-    opened: Opened,
+    opened: OpenedImage,
     pin: Option<Digest>,
     staging: &StagingOptions,
 ) -> Result<StagedImage, StageError> {
     let place = shown(&opened.path);
-    if opened.kind == Kind::Directory {
+    if opened.kind == ImageKind::Directory {
         return match pin {
             None => Ok(StagedImage { opened, digest: None, provenance: Provenance::Source }),
             Some(_) => Err(StageError::Refused(Failure::new("a directory has no digest"))),
@@ -191,7 +191,7 @@ fn try_stage(
         }
         Ok(Wanted::SiteCopy(file, digest)) => Some(Ok((file, digest, Provenance::Site))),
         Ok(Wanted::Nothing) => None,
-        Err(StageError::Refused(failure)) if !staging.copies_or_nothing => {
+        Err(StageError::Refused(failure)) if !staging.copy_required => {
             note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
             None
         }
@@ -204,9 +204,9 @@ fn try_stage(
     }
     let ready = match staged {
         Some(Ok((file, digest, provenance))) => {
-            StagedImage { opened: Opened { file, ..opened }, digest: Some(digest), provenance }
+            StagedImage { opened: OpenedImage { file, ..opened }, digest: Some(digest), provenance }
         }
-        Some(Err(StageError::Cache(why))) if staging.copies_or_nothing => {
+        Some(Err(StageError::Cache(why))) if staging.copy_required => {
             return Err(StageError::Refused(Failure::new(format!("no copy: {why}"))));
         }
         Some(Err(StageError::Cache(why))) => {
@@ -235,8 +235,8 @@ fn check_pin(pin: Option<Digest>, found: Digest) -> Result<(), StageError> {
 }
 
 /// Whether a file still has the name by which it was opened.
-fn is_still_there(opened: &Opened) -> bool {
-    matches!((Identity::of(&opened.file), Identity::at(&opened.path)), (Ok(one), Ok(other)) if one == other)
+fn is_still_there(opened: &OpenedImage) -> bool {
+    matches!((FileIdentity::of(&opened.file), FileIdentity::at(&opened.path)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// What there is to do for an image.
@@ -246,14 +246,18 @@ enum Wanted<'a> {
     /// To use the copy that the site has.
     SiteCopy(File, Digest),
     /// To find a copy here, or make it.
-    Copy(Cache, Original<'a>),
+    Copy(Cache, SourceImage<'a>),
 }
 
 /// Whether a copy of this image is wanted, and from where. `StageError::Refused`: there can be none.
-fn wanted<'a>(opened: &'a Opened, verify: bool, staging: &StagingOptions) -> Result<Wanted<'a>, StageError> {
+fn wanted<'a>(
+    opened: &'a OpenedImage,
+    verify: bool,
+    staging: &StagingOptions,
+) -> Result<Wanted<'a>, StageError> {
     if staging.fills_site {
-        let cache = Cache::open_shared(&staging.site).map_err(StageError::Refused)?;
-        return Ok(Wanted::Copy(cache, site::original(opened, verify)?));
+        let cache = Cache::open_site(&staging.site).map_err(StageError::Refused)?;
+        return Ok(Wanted::Copy(cache, site::source_image(opened, verify)?));
     }
     match staging.policy {
         Policy::Never => return Ok(Wanted::Nothing),
@@ -263,7 +267,7 @@ fn wanted<'a>(opened: &'a Opened, verify: bool, staging: &StagingOptions) -> Res
         }
         Policy::Auto | Policy::Always | Policy::Broadcast => {}
     }
-    let source = Original::new(opened, verify)?;
+    let source = SourceImage::new(opened, verify)?;
     // What srun sends is there already, and goes into the user's own folder.
     let has_site = staging.policy != Policy::Broadcast && !staging.site.as_os_str().is_empty();
     let mut sink = StderrSink::new(&opened.path);
@@ -280,7 +284,7 @@ fn wanted<'a>(opened: &'a Opened, verify: bool, staging: &StagingOptions) -> Res
 }
 
 /// The image where it is; read as a whole only if its content matters.
-fn in_place(opened: Opened, pin: Option<Digest>) -> Result<StagedImage, StageError> {
+fn in_place(opened: OpenedImage, pin: Option<Digest>) -> Result<StagedImage, StageError> {
     let mode = opened.file.metadata().map_or(0, |found| found.mode());
     if mode & 0o002 != 0 {
         let warning = "everybody can write to it, also while it is used (chmod o-w)";
@@ -291,7 +295,7 @@ fn in_place(opened: Opened, pin: Option<Digest>) -> Result<StagedImage, StageErr
 }
 
 /// Computes the digest of an image. What cannot be one is not read as a whole first.
-pub fn digest(opened: &Opened) -> Result<Digest, Failure> {
+pub fn digest(opened: &OpenedImage) -> Result<Digest, Failure> {
     check_content(opened)?;
     let mut progress = progress(&opened.path, "computing the digest", opened.size);
     let computed = copy(&opened.file, None, opened.size, &mut |bytes| progress.advance(bytes));

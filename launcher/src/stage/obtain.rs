@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use super::cache::{self, Cache, copy_name, describe};
 use super::copy::{CopyError, copy, verify};
 use super::evict::{self, Limits};
-use super::lock::{self, Lock, Turn};
+use super::lock::{self, Lock, TryLock};
 use super::progress_sink::{Activity, ProgressSink};
-use super::source::{Identity, Manifest, Original};
+use super::source::{FileIdentity, Manifest, SourceImage};
 use super::{Provenance, StageError, StagingOptions, changing, unreadable};
 use crate::image::shown;
 use crate::trace::OrDebug;
@@ -29,7 +29,7 @@ const STALLED: Duration = Duration::from_secs(60);
 /// The copy of an image: the one that is there, the one that somebody else is making, or our own.
 pub fn obtain(
     cache: &Cache,
-    source: &Original,
+    source: &SourceImage,
     staging: &StagingOptions,
     sink: &mut dyn ProgressSink,
 ) -> Result<(File, Digest, Provenance), StageError> {
@@ -41,8 +41,8 @@ pub fn obtain(
         if let Some((file, digest)) = existing(cache, source, sink) {
             return Ok((file, digest, Provenance::Cache));
         }
-        match lock::attempt(cache, &name).map_err(StageError::Cache)? {
-            Turn::Mine(lock) => {
+        match lock::try_lock(cache, &name).map_err(StageError::Cache)? {
+            TryLock::Acquired(lock) => {
                 // Its last holder may have made the copy since we looked.
                 if let Some((file, digest)) = existing(cache, source, sink) {
                     return Ok((file, digest, Provenance::Cache));
@@ -57,11 +57,11 @@ pub fn obtain(
                     .or_debug("the copies exceed their limits for now");
                 return Ok((file, digest, Provenance::Copied));
             }
-            Turn::Held(who) if who != heard.0 => heard = (who, Instant::now()),
-            Turn::Held(who) if heard.1.elapsed() > STALLED => {
+            TryLock::Held(who) if who != heard.0 => heard = (who, Instant::now()),
+            TryLock::Held(who) if heard.1.elapsed() > STALLED => {
                 return Err(StageError::Cache(format!("{who} is copying it and makes no progress")));
             }
-            Turn::Held(who) => {
+            TryLock::Held(who) => {
                 if !told && begin.elapsed() > PATIENT {
                     sink.note(&format!("{} is being copied to the node by {who}", shown(source.path)));
                     told = true;
@@ -73,7 +73,7 @@ pub fn obtain(
 }
 
 /// The copy that is there, if it can be used.
-fn existing(cache: &Cache, source: &Original, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
+fn existing(cache: &Cache, source: &SourceImage, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
     let (file, digest) = cache.find(&source.identity)?;
     is_sound(cache, source, &file, digest, sink).then_some((file, digest))
 }
@@ -81,7 +81,7 @@ fn existing(cache: &Cache, source: &Original, sink: &mut dyn ProgressSink) -> Op
 /// Whether a copy has the content that it is named by, as far as anybody wants to know. One that has not is set aside.
 fn is_sound(
     cache: &Cache,
-    source: &Original,
+    source: &SourceImage,
     file: &File,
     digest: Digest,
     sink: &mut dyn ProgressSink,
@@ -96,7 +96,12 @@ fn is_sound(
 }
 
 /// What is wrong with the content of a copy, as far as anybody wants to know.
-pub fn damage(source: &Original, file: &File, digest: Digest, sink: &mut dyn ProgressSink) -> Option<String> {
+pub fn damage(
+    source: &SourceImage,
+    file: &File,
+    digest: Digest,
+    sink: &mut dyn ProgressSink,
+) -> Option<String> {
     let (mut done, size) = (0, source.identity.size);
     let advance = &mut |bytes| {
         done += bytes;
@@ -108,7 +113,7 @@ pub fn damage(source: &Original, file: &File, digest: Digest, sink: &mut dyn Pro
 /// Copies the image. The caller has the source's lock.
 fn make(
     cache: &Cache,
-    source: &Original,
+    source: &SourceImage,
     limits: &Limits,
     lock: &Lock,
     sink: &mut dyn ProgressSink,
@@ -136,7 +141,7 @@ fn make(
 /// Gives a copy its name, and remembers it. A good one that is there already, of another source, stays.
 pub fn publish(
     cache: &Cache,
-    source: &Original,
+    source: &SourceImage,
     unfinished: cache::Unfinished,
     digest: Digest,
     sink: &mut dyn ProgressSink,
@@ -164,7 +169,7 @@ enum Full {
 /// under which room was made for it.
 fn fill(
     cache: &Cache,
-    source: &Original,
+    source: &SourceImage,
     room: Lock,
     lock: &Lock,
     sink: &mut dyn ProgressSink,
@@ -182,7 +187,7 @@ fn fill(
     };
     let unfinished = cache.begin(identity.size).map_err(|errno| failed(errno.into()))?;
     drop(room);
-    let (mut done, mut say) = (0, lock.teller(identity.size));
+    let (mut done, mut say) = (0, lock.progress_writer(identity.size));
     let digest = copy(source.file, Some(&unfinished.file), identity.size, &mut |bytes| {
         done += bytes;
         sink.advance(Activity::Copying, done, identity.size);
@@ -193,7 +198,7 @@ fn fill(
         CopyError::Source(error) => Full::Other(StageError::Source(unreadable(source.path, &error))),
         CopyError::Shorter => Full::Other(StageError::Source(changing(source.path))),
     })?;
-    let now = Identity::of(source.file).map(|now| Identity { mount: identity.mount.clone(), ..now });
+    let now = FileIdentity::of(source.file).map(|now| FileIdentity { mount: identity.mount.clone(), ..now });
     if !now.is_ok_and(|now| now == *identity) {
         return Err(Full::Other(StageError::Source(changing(source.path))));
     }
@@ -202,7 +207,7 @@ fn fill(
 
 /// A file that is written within the same tick of its file system's clock keeps its times. So the copy begins when that
 /// tick is over: then every later change can be seen. Some servers count whole seconds.
-fn settle(identity: &Identity) {
+fn settle(identity: &FileIdentity) {
     let (seconds, nanoseconds) = identity.ctime;
     let tick = if nanoseconds == 0 { Duration::from_millis(1100) } else { Duration::from_millis(50) };
     let Ok(seconds) = u64::try_from(seconds) else { return };

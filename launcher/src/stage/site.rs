@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::failure::cause;
-use mizzen_core::image::{Form, cannot_open, recognise, refuse_special};
+use mizzen_core::image::{ImageFormat, cannot_open, probe, refuse_special};
 use mizzen_core::{Digest, Failure};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, getxattr, openat, readlinkat};
 use rustix::io::Errno;
@@ -21,8 +21,8 @@ use super::StageError;
 use super::cache::Cache;
 use super::obtain::damage;
 use super::progress_sink::ProgressSink;
-use super::source::{Identity, Original};
-use crate::image::{Kind, Opened, identify_opened, shown};
+use super::source::{FileIdentity, SourceImage};
+use crate::image::{ImageKind, OpenedImage, identify_opened, shown};
 use crate::mountinfo::{self, MountLine};
 use crate::sys;
 use crate::trace::OrDebug;
@@ -34,8 +34,8 @@ const PSEUDO: &str = "proc sysfs cgroup cgroup2 debugfs tracefs securityfs selin
 const LINKS: u32 = 40;
 
 /// The site's copy of an image that the user has opened, if there is one that can be used.
-pub fn find(directory: &Path, source: &Original, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
-    let cache = match Cache::look_at_shared(directory) {
+pub fn find(directory: &Path, source: &SourceImage, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
+    let cache = match Cache::open_site_read_only(directory) {
         Ok(cache) => cache?,
         Err(failure) => {
             sink.note(&format!("the site's copies are not used: {failure}"));
@@ -43,7 +43,7 @@ pub fn find(directory: &Path, source: &Original, sink: &mut dyn ProgressSink) ->
         }
     };
     // What lies on a mount that root cannot have seen was not copied.
-    let identity = Identity {
+    let identity = FileIdentity {
         mount: mount_of(source.file).or_debug("no site copy is looked for")?,
         ..source.identity.clone()
     };
@@ -63,7 +63,7 @@ pub fn find(directory: &Path, source: &Original, sink: &mut dyn ProgressSink) ->
 fn usable(
     cache: &Cache,
     digest: Digest,
-    source: &Original,
+    source: &SourceImage,
     sink: &mut dyn ProgressSink,
 ) -> Result<File, Option<String>> {
     let file = match cache.open_copy_unchecked(digest) {
@@ -83,36 +83,36 @@ fn usable(
 }
 
 /// What lies at a path that root has typed; None if there is nothing.
-pub fn look(path: &Path) -> Result<Option<Form>, Failure> {
+pub fn look(path: &Path) -> Result<Option<ImageFormat>, Failure> {
     match walk(path) {
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(cannot_reach(path, errno)),
-        Ok(Way::Open(reached)) if reached.metadata().is_ok_and(|found| found.is_dir()) => {
-            Ok(Some(Form::Directory))
+        Ok(PathAccess::Open(reached)) if reached.metadata().is_ok_and(|found| found.is_dir()) => {
+            Ok(Some(ImageFormat::Directory))
         }
         // What it is, and why it is closed, is told when it is opened.
-        Ok(_) => Ok(Some(Form::Squashfs)),
+        Ok(_) => Ok(Some(ImageFormat::Squashfs)),
     }
 }
 
 /// Opens an image that root is to copy for all users; or tells why it is none to be copied. What lies there is looked at
 /// through a descriptor that opens nothing. Only a file that everybody may read is then opened: the path may be a user's, and
 /// lead to devices, to what is closed to that user, or to a file system that never answers.
-pub fn open(path: &Path) -> Result<Opened, StageError> {
+pub fn open(path: &Path) -> Result<OpenedImage, StageError> {
     let failed = |error| StageError::Source(Failure::caused_by(shown(path), error));
     let reached = match walk(path).map_err(|errno| StageError::Source(cannot_reach(path, errno)))? {
-        Way::Open(reached) => reached,
-        Way::Closed(directory, why) => {
+        PathAccess::Open(reached) => reached,
+        PathAccess::Closed(directory, why) => {
             let message = format!("the directory {} {why}", shown(&directory));
             return Err(closed(&message, 'x', &directory, path.starts_with(&directory)));
         }
-        Way::Served => return Err(refused(SERVED)),
+        PathAccess::Served => return Err(refused(SERVED)),
     };
     let metadata = reached.metadata().map_err(failed)?;
     refuse_special(path, &metadata).map_err(StageError::Source)?;
     if metadata.is_dir() {
-        let (path, kind) = (path.to_owned(), Kind::Directory);
-        return Ok(Opened { path, file: reached, kind, size: 0, architecture: None });
+        let (path, kind) = (path.to_owned(), ImageKind::Directory);
+        return Ok(OpenedImage { path, file: reached, kind, size: 0, architecture: None });
     }
     mount_of(&reached).map_err(|why| refused(&why))?;
     if let Some(why) = why_closed(&reached, metadata.mode(), 0o044) {
@@ -122,26 +122,26 @@ pub fn open(path: &Path) -> Result<Opened, StageError> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file =
         openat(CWD, descriptor_path(&reached), flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
-    let opened = recognise(path, file.into()).and_then(|opened| identify_opened(path, opened));
+    let opened = probe(path, file.into()).and_then(|opened| identify_opened(path, opened));
     opened.map_err(StageError::Source)
 }
 
 /// Whether the path still leads to the file that was opened.
-pub fn is_still_there(opened: &Opened) -> bool {
-    let Ok(Way::Open(reached)) = walk(&opened.path) else { return false };
-    matches!((Identity::of(&opened.file), Identity::of(&reached)), (Ok(one), Ok(other)) if one == other)
+pub fn is_still_there(opened: &OpenedImage) -> bool {
+    let Ok(PathAccess::Open(reached)) = walk(&opened.path) else { return false };
+    matches!((FileIdentity::of(&opened.file), FileIdentity::of(&reached)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// An image that root copies for all users, and has opened.
-pub fn original(opened: &Opened, verify: bool) -> Result<Original<'_>, StageError> {
+pub fn source_image(opened: &OpenedImage, verify: bool) -> Result<SourceImage<'_>, StageError> {
     let mount = mount_of(&opened.file).map_err(|why| refused(&why))?;
-    let source = Original::new(opened, verify)?;
+    let source = SourceImage::new(opened, verify)?;
     // Who has it open could write to it without leaving a trace in its times (by a page that it has mapped).
     if sys::is_written(&opened.file) {
         let failure = Failure::new("no copy for all users: somebody has it open for writing");
         return Err(StageError::Refused(failure.hint("stage it when it is complete")));
     }
-    Ok(Original { identity: Identity { mount, ..source.identity }, ..source })
+    Ok(SourceImage { identity: FileIdentity { mount, ..source.identity }, ..source })
 }
 
 fn refused(why: &str) -> StageError {
@@ -225,7 +225,7 @@ fn why_closed(fd: &impl AsRawFd, mode: u32, rights: u32) -> Option<String> {
 }
 
 /// Where a path leads.
-enum Way {
+enum PathAccess {
     /// Through directories that everybody may search, to this, which is not open for anything.
     Open(File),
     /// Through this directory, which is closed to somebody, and why.
@@ -237,22 +237,22 @@ enum Way {
 /// Follows an absolute path by hand, component by component and link by link, so that what is checked is what is gone
 /// through: whoever changes a link meanwhile sends us another way, which is checked as well. Links are text here, also those
 /// in /proc: none leads into the mounts of a user's process.
-fn walk(path: &Path) -> Result<Way, Errno> {
+fn walk(path: &Path) -> Result<PathAccess, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = || openat(CWD, "/", flags, Mode::empty()).map(File::from);
     let (mut here, mut names, mut links) = (root()?, names_of(path), 0);
     loop {
         // Before anything is asked of it.
         if mount_line(&here).map_or(true, |mount| is_served_by_user(&mount)) {
-            return Ok(Way::Served);
+            return Ok(PathAccess::Served);
         }
         let stat = fstat(&here)?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if let Some(why) = is_directory.then(|| why_closed(&here, stat.st_mode, 0o011)).flatten() {
             let name = fs::read_link(descriptor_path(&here));
-            return Ok(Way::Closed(name.unwrap_or_else(|_| path.to_owned()), why));
+            return Ok(PathAccess::Closed(name.unwrap_or_else(|_| path.to_owned()), why));
         }
-        let Some(name) = names.pop() else { return Ok(Way::Open(here)) };
+        let Some(name) = names.pop() else { return Ok(PathAccess::Open(here)) };
         let next = File::from(openat(&here, &*name, flags, Mode::empty())?);
         let target = match readlinkat(&next, "", Vec::new()) {
             Ok(target) => PathBuf::from(OsString::from_vec(target.into_bytes())),
@@ -325,14 +325,14 @@ mod tests {
         set("closed", 0o750);
         let way = |name: &str| walk(&scratch.path().join(name));
         for name in ["open/image", "open/to-image", "through", "between/../open/./image"] {
-            let Ok(Way::Open(reached)) = way(name) else { panic!("{name}") };
+            let Ok(PathAccess::Open(reached)) = way(name) else { panic!("{name}") };
             assert_eq!(fstat(&reached).unwrap().st_size, 1);
         }
-        let Ok(Way::Closed(found, why)) = way("open/to-closed") else { panic!() };
+        let Ok(PathAccess::Closed(found, why)) = way("open/to-closed") else { panic!() };
         assert_eq!((found, &*why), (scratch.path().join("closed"), "is closed to others (mode 0750)"));
         set("between", 0o701);
         assert!(
-            matches!(way("through"), Ok(Way::Closed(_, why)) if why == "is closed to its group (mode 0701)")
+            matches!(way("through"), Ok(PathAccess::Closed(_, why)) if why == "is closed to its group (mode 0701)")
         );
         assert!(matches!(way("open/loop"), Err(Errno::LOOP)));
         assert!(matches!(way("open/nothing"), Err(Errno::NOENT)));

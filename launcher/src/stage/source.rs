@@ -12,30 +12,30 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{StageError, unreadable};
-use crate::image::Opened;
+use crate::image::OpenedImage;
 
 /// A file that is to be copied.
-pub struct Original<'a> {
+pub struct SourceImage<'a> {
     /// Its path, for people.
     pub path: &'a Path,
     pub file: &'a File,
-    pub identity: Identity,
+    pub identity: FileIdentity,
     /// Whether a copy that is there is read as a whole before it is used.
     pub verify: bool,
 }
 
-impl<'a> Original<'a> {
+impl<'a> SourceImage<'a> {
     /// An image that has been opened.
-    pub fn new(opened: &'a Opened, verify: bool) -> Result<Original<'a>, StageError> {
-        let identity = Identity::of(&opened.file)
+    pub fn new(opened: &'a OpenedImage, verify: bool) -> Result<SourceImage<'a>, StageError> {
+        let identity = FileIdentity::of(&opened.file)
             .map_err(|error| StageError::Source(unreadable(&opened.path, &error)))?;
-        Ok(Original { path: &opened.path, file: &opened.file, identity, verify })
+        Ok(SourceImage { path: &opened.path, file: &opened.file, identity, verify })
     }
 }
 
 /// What a file is, as far as one can see without reading it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
+pub struct FileIdentity {
     /// What the device's number means: the boot of the node, and what was mounted. The number of a file system that is gone
     /// may be another's the next moment. Empty where nobody could make use of another's.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -47,19 +47,19 @@ pub struct Identity {
     pub ctime: (i64, u64),
 }
 
-impl Identity {
+impl FileIdentity {
     /// Of an open file.
-    pub fn of(file: impl AsFd) -> io::Result<Identity> {
-        Ok(Identity::from_stat(&fstat(file)?))
+    pub fn of(file: impl AsFd) -> io::Result<FileIdentity> {
+        Ok(FileIdentity::from_stat(&fstat(file)?))
     }
 
     /// Of whatever has this path now.
-    pub fn at(path: &Path) -> io::Result<Identity> {
-        Ok(Identity::from_stat(&statat(CWD, path, AtFlags::empty())?))
+    pub fn at(path: &Path) -> io::Result<FileIdentity> {
+        Ok(FileIdentity::from_stat(&statat(CWD, path, AtFlags::empty())?))
     }
 
-    fn from_stat(stat: &Stat) -> Identity {
-        Identity {
+    fn from_stat(stat: &Stat) -> FileIdentity {
+        FileIdentity {
             mount: String::new(),
             dev: stat.st_dev,
             ino: stat.st_ino,
@@ -71,13 +71,13 @@ impl Identity {
 
     /// Whether it is the same as another machine sees it, where devices have other numbers, and on some file systems
     /// inodes too.
-    pub fn is_same_elsewhere(&self, other: &Identity) -> bool {
+    pub fn is_same_elsewhere(&self, other: &FileIdentity) -> bool {
         (self.size, self.mtime, self.ctime) == (other.size, other.mtime, other.ctime)
     }
 
     /// Names it in the cache.
     pub fn key(&self) -> String {
-        let Identity { mount, dev, ino, size, mtime, ctime } = self;
+        let FileIdentity { mount, dev, ino, size, mtime, ctime } = self;
         let text = format!("{mount}{dev} {ino} {size} {mtime:?} {ctime:?}");
         Digest::new(Sha256::digest(text).into()).hex()[..32].to_owned()
     }
@@ -88,7 +88,7 @@ impl Identity {
 pub struct Manifest {
     /// Its path, for people.
     pub source: String,
-    pub identity: Identity,
+    pub identity: FileIdentity,
     pub digest: String,
     /// When it was copied, in seconds since 1970.
     pub staged: u64,
@@ -96,7 +96,7 @@ pub struct Manifest {
 
 impl Manifest {
     /// For a source that has just been copied.
-    pub fn new(source: &Path, identity: &Identity, digest: Digest) -> Manifest {
+    pub fn new(source: &Path, identity: &FileIdentity, digest: Digest) -> Manifest {
         let staged = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         let source = source.to_string_lossy().into_owned();
         Manifest { source, identity: identity.clone(), digest: digest.to_string(), staged }

@@ -23,7 +23,7 @@ use crate::sys;
 use crate::trace::OrDebug;
 
 /// What the plugin has made for the tasks of a step.
-pub struct StepChannel {
+pub struct TaskChannel {
     /// Where the message is read.
     receive: OwnedFd,
     /// Where it is sent; and where the byte lies that gives the right to tell the user.
@@ -32,10 +32,10 @@ pub struct StepChannel {
     report: StepReport,
 }
 
-impl StepChannel {
+impl TaskChannel {
     /// Takes over the descriptors that the plugin names. The variable that names them is the user's to change, so they are
     /// looked at: what is something else may belong to somebody else.
-    pub fn take(handover: &Handover) -> Result<StepChannel, Failure> {
+    pub fn take(handover: &Handover) -> Result<TaskChannel, Failure> {
         let unusable = |fd: i32, why: &str| {
             let message = format!("{}: descriptor {fd} {why}", handover::VARIABLE);
             Failure::new(message).hint("only mizzen sets this variable; does a task prolog print it?")
@@ -52,7 +52,7 @@ impl StepChannel {
         if !sys::is_sealed_memory(&report) {
             return Err(unusable(handover.report, "is not the report of Slurm's plugin"));
         }
-        Ok(StepChannel {
+        Ok(TaskChannel {
             receive: socket(handover.receive)?,
             send: socket(handover.send)?,
             report: StepReport::new(report),

@@ -34,7 +34,7 @@ use crate::report::{report, report_note};
 use crate::sandbox::{self, Namespaces};
 use crate::slurm::{self, CallerContext};
 use crate::{sys, trace};
-use channel::StepChannel;
+use channel::TaskChannel;
 use step_reporter::StepReporter;
 
 /// The name under which Slurm starts the launcher.
@@ -65,23 +65,23 @@ pub fn run() -> ExitCode {
     if let Some(nodes) =
         handover.other_nodes.as_ref().filter(|_| speaks && failure.kind == FailureKind::CannotStart)
     {
-        cancel::end_step(&handover.step, nodes);
+        cancel::cancel_step(&handover.step, nodes);
     }
     ExitCode::from(failure.kind.exit_code())
 }
 
 /// What the plugin says; the program inside is not to see it.
-fn take_handover() -> Result<(Handover, StepChannel), Failure> {
+fn take_handover() -> Result<(Handover, TaskChannel), Failure> {
     let text = std::env::var_os(handover::VARIABLE).ok_or_else(|| {
         Failure::new(format!("{} is not set", handover::VARIABLE))
             .hint("Slurm's plugin starts this program; to run a container by hand: mizzen run")
     })?;
     let handover = Handover::decode(&text.into_vec())?;
-    let channel = StepChannel::take(&handover)?;
+    let channel = TaskChannel::take(&handover)?;
     Ok((handover, channel))
 }
 
-fn start(handover: &Handover, channel: &StepChannel) -> Failure {
+fn start(handover: &Handover, channel: &TaskChannel) -> Failure {
     let environment: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| name != handover::VARIABLE && name != BROADCAST_VARIABLE)
         .collect();
@@ -93,7 +93,7 @@ fn start(handover: &Handover, channel: &StepChannel) -> Failure {
         Ok(program) => program,
         Err(failure) => return failure,
     };
-    sandbox::start(&program)
+    sandbox::exec_program(&program)
 }
 
 fn read_request() -> Result<Request, Failure> {
@@ -127,7 +127,7 @@ fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
 /// Makes or enters the container.
 fn enter(
     handover: &Handover,
-    channel: &StepChannel,
+    channel: &TaskChannel,
     container: Container,
     environment: &[(OsString, OsString)],
 ) -> Result<Program, Failure> {
@@ -155,7 +155,7 @@ fn enter(
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
             if let Some(step) = options.step.as_mut().filter(|_| calls && slurm_commands) {
-                match slurm::start() {
+                match slurm::start_helper() {
                     Ok(address) => step.commands = Some(address),
                     // The program may never call one.
                     Err(failure) => note(handover, &failure.to_string()),
@@ -168,7 +168,7 @@ fn enter(
             // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
             // have a step for every core of a node.
             if !*alone {
-                info_span!("enter").in_scope(|| channel.announce(&namespaces, &plan.facts))?;
+                info_span!("announce").in_scope(|| channel.announce(&namespaces, &plan.facts))?;
             }
             if options.settings.verbose() != Verbosity::Quiet {
                 note(handover, &pipeline::summary(&plan));
@@ -189,7 +189,7 @@ fn note(handover: &Handover, text: &str) {
 /// Makes the container and enters it.
 fn build(
     handover: &Handover,
-    channel: &StepChannel,
+    channel: &TaskChannel,
     options: &RunOptions,
     user_namespace: Option<i32>,
     accounts: &Accounts,

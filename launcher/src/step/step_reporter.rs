@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use mizzen_core::handover::OtherNodes;
 use mizzen_core::{Failure, Handover, StepReport, cancel};
 
-use super::channel::StepChannel;
+use super::channel::TaskChannel;
 use crate::sandbox::{ContainerProcesses, Reporter, identity_of, standard_error_in, tell};
 
 /// How slurmstepd is told.
@@ -21,7 +21,7 @@ pub struct StepReporter {
 
 impl StepReporter {
     /// For a step. Of its channel it needs the report alone: with the rest the container itself would be held.
-    pub fn new(handover: &Handover, channel: &StepChannel) -> Result<StepReporter, Failure> {
+    pub fn new(handover: &Handover, channel: &TaskChannel) -> Result<StepReporter, Failure> {
         let Handover { node, step, other_nodes, .. } = handover.clone();
         let standard_error = identity_of(std::io::stderr());
         Ok(StepReporter { report: channel.report()?, node, step, other_nodes, standard_error })
@@ -33,7 +33,7 @@ impl Reporter for StepReporter {
         vec![std::os::fd::AsFd::as_fd(&self.report)]
     }
 
-    fn hold(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_> {
+    fn prepare(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_> {
         // When the step is ended on other nodes, srun may have ended before slurmstepd has seen a task end here.
         let stream = self.standard_error.filter(|_| self.other_nodes.is_some());
         let stream = stream.and_then(|stream| standard_error_in(container, stream));
@@ -44,9 +44,9 @@ impl Reporter for StepReporter {
         })
     }
 
-    fn cancel(&self) {
+    fn cancel_step(&self) {
         if let Some(nodes) = &self.other_nodes {
-            cancel::end_step(&self.step, nodes);
+            cancel::cancel_step(&self.step, nodes);
         }
     }
 }

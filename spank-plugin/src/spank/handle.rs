@@ -159,7 +159,7 @@ impl Spank {
     }
 
     /// sbatch: has a variable `SLURM_SPANK_` with this name put into the job's environment, whatever else is in it.
-    pub fn set_submitted(&self, name: &str, value: &str) -> Result<(), Failure> {
+    pub fn set_job_control_variable(&self, name: &str, value: &str) -> Result<(), Failure> {
         let text = |text: &str| CString::new(text).map_err(|_| Failure::new(format!("NUL in {name}")));
         let (name_text, value) = (text(name)?, text(value)?);
         // SAFETY: Slurm copies both strings.
@@ -200,7 +200,7 @@ impl Spank {
     /// Lets another program start in place of the task's, which it finds behind its own name in the arguments. Where
     /// Slurm has no call for that (before 23.11), the other takes the place of the task's program in the arguments
     /// instead; the return value is then the name that stood there.
-    pub fn start_instead(&self, launcher: &CStr) -> Result<Option<OsString>, Failure> {
+    pub fn replace_program(&self, launcher: &CStr) -> Result<Option<OsString>, Failure> {
         type Prepend = unsafe extern "C" fn(sys::spank_t, c_int, *const *const c_char) -> sys::spank_err_t;
         let this_process = libloading::os::unix::Library::this();
         // SAFETY: the type is that of the header of every release that has the function.

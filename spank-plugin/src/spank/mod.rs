@@ -27,8 +27,8 @@ use std::sync::{Mutex, PoisonError};
 
 use mizzen_core::{Failure, cancel};
 
-use crate::duplicate_load::{self, Part};
-use crate::state::Reported;
+use crate::duplicate_load::{self, LoadRole};
+use crate::state::GivenOption;
 use crate::{Context, Hook, container_wanted, dispatch, other_nodes, state, version};
 
 use handle::strings;
@@ -71,7 +71,7 @@ extern "C" fn on_load() {
     std::panic::set_hook(Box::new(|info| {
         *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = info.to_string().replace('\n', " ");
     }));
-    if let Ok(Some(version)) = catch_unwind(version::find) {
+    if let Ok(Some(version)) = catch_unwind(version::find_slurm_version) {
         symbols::plugin_version.store(version, Ordering::Relaxed);
     }
 }
@@ -154,9 +154,9 @@ fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_cha
             report(&failure);
             -1
         }
-        (Hook::TaskInit, Context::Node) => end_task(&spank, &failure),
+        (Hook::TaskInit, Context::Stepd) => end_task(&spank, &failure),
         _ => {
-            state::lock().latch(failure);
+            state::lock().keep_first_failure(failure);
             0
         }
     }
@@ -167,18 +167,18 @@ fn has_nothing_to_do(hook: Hook, context: Context) -> bool {
     let mut state = state::lock();
     if hook == Hook::Init {
         state.loads += 1;
-        state.part = duplicate_load::part(&plugin_file().unwrap_or_default(), state.loads);
-        if let Part::Refuses(why) = &state.part {
+        state.load_role = duplicate_load::load_role(&plugin_file().unwrap_or_default(), state.loads);
+        if let LoadRole::Refuses(why) = &state.load_role {
             let why = why.clone();
-            state.latch(why);
+            state.keep_first_failure(why);
         }
-        return matches!(state.part, Part::Silent) || state.loads > 1;
+        return matches!(state.load_role, LoadRole::Idle) || state.loads > 1;
     }
-    match (&state.part, hook, context) {
-        (Part::Alone, _, _) => false,
-        (Part::Refuses(_), Hook::InitPostOpt, Context::Client) => false,
-        (Part::Refuses(_), Hook::TaskInit, Context::Node) => false,
-        (Part::Refuses(_) | Part::Silent, _, _) => true,
+    match (&state.load_role, hook, context) {
+        (LoadRole::Only, _, _) => false,
+        (LoadRole::Refuses(_), Hook::InitPostOpt, Context::Client) => false,
+        (LoadRole::Refuses(_), Hook::TaskInit, Context::Stepd) => false,
+        (LoadRole::Refuses(_) | LoadRole::Idle, _, _) => true,
     }
 }
 
@@ -190,10 +190,10 @@ extern "C" fn option_callback(index: c_int, value: *const c_char, _remote: c_int
         // SAFETY: Slurm passes the option's argument, if any, as a C string that lives during the call.
         let value = if value.is_null() { c"" } else { unsafe { CStr::from_ptr(value) } };
         let index = usize::try_from(index).unwrap_or(usize::MAX);
-        state::lock().options.push(Reported { index, value: value.to_bytes().to_vec() });
+        state::lock().options.push(GivenOption { index, value: value.to_bytes().to_vec() });
     });
     if let Err(panic) = outcome {
-        state::lock().latch(panic);
+        state::lock().keep_first_failure(panic);
     }
     0
 }
@@ -229,7 +229,7 @@ fn current_context() -> Context {
     // SAFETY: takes nothing and only reads Slurm's own state.
     match unsafe { sys::spank_context() } {
         sys::S_CTX_LOCAL | sys::S_CTX_ALLOCATOR => Context::Client,
-        sys::S_CTX_REMOTE => Context::Node,
+        sys::S_CTX_REMOTE => Context::Stepd,
         _ => Context::Slurmd,
     }
 }
@@ -290,7 +290,7 @@ fn end_task(spank: &Spank, failure: &Failure) -> ! {
         cancel::hold_back_signals();
         report(failure);
         if let (Some(nodes), Some(step)) = (other_nodes::find(spank), spank.step_name()) {
-            cancel::end_step(&step, &nodes);
+            cancel::cancel_step(&step, &nodes);
         }
     }
     // SAFETY: ends the process at once, without the exit handlers that slurmstepd has registered.
@@ -317,7 +317,7 @@ fn log_error(text: &str) {
 }
 
 /// Tells the user something that is not an error; on a node, Slurm's log.
-pub fn inform(text: &str) {
+pub fn log_info(text: &str) {
     let line = c_string(&format!("mizzen: {text}"));
     // SAFETY: the format takes one string.
     unsafe { sys::slurm_info(c"%s".as_ptr(), line.as_ptr()) };

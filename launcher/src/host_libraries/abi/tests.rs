@@ -38,12 +38,12 @@ fn found(candidates: Vec<Candidate>, version: Option<&str>, set: &str) -> Found 
 }
 
 /// What is decided for each file, in an image with these libraries, on a node that has no others.
-fn decided(found: &Found, image: &[(&str, &Library)]) -> BTreeMap<String, Option<Misfit>> {
+fn decided(found: &Found, image: &[(&str, &Library)]) -> BTreeMap<String, Option<Incompatibility>> {
     let nothing = Scratch::new();
     let tree = DirectoryTree::open(nothing.path()).unwrap();
     let image = ImageLibraries::for_tests(&tree, image);
     let decisions = decide(found, &[], &Node::at(nothing.path()), &image);
-    decisions.into_iter().map(|decision| (decision.candidate.file_name(), decision.misfit)).collect()
+    decisions.into_iter().map(|decision| (decision.candidate.file_name(), decision.incompatibility)).collect()
 }
 
 fn old_glibc() -> Library {
@@ -69,12 +69,15 @@ fn a_library_that_needs_a_newer_glibc_is_left_out() {
     );
     let decided = decided(&found, &[("libc.so.6", &old_glibc())]);
     assert_eq!(decided["libgood.so.1.1"], None);
-    assert_eq!(decided["libodd.so.1"], Some(Misfit::Foreign));
-    let misfit = decided["libbad.so.1"].as_ref().unwrap();
-    assert_eq!(misfit.text(), "it needs GLIBC_2.36, and the image's libc.so.6 has up to GLIBC_2.31");
-    assert!(misfit.hint().is_some());
-    let misfit = decided["librelr.so.1"].as_ref().unwrap();
-    assert_eq!(misfit.text(), "it needs GLIBC_ABI_DT_RELR, which the image's libc.so.6 does not have");
+    assert_eq!(decided["libodd.so.1"], Some(Incompatibility::Foreign));
+    let incompatibility = decided["libbad.so.1"].as_ref().unwrap();
+    assert_eq!(incompatibility.text(), "it needs GLIBC_2.36, and the image's libc.so.6 has up to GLIBC_2.31");
+    assert!(incompatibility.hint().is_some());
+    let incompatibility = decided["librelr.so.1"].as_ref().unwrap();
+    assert_eq!(
+        incompatibility.text(),
+        "it needs GLIBC_ABI_DT_RELR, which the image's libc.so.6 does not have"
+    );
 }
 
 #[test]
@@ -89,18 +92,18 @@ fn what_is_needed_comes_from_the_node_or_the_image() {
     let both = found(vec![provider.clone(), core_file.clone()], None, "");
     assert!(decided(&both, image).values().all(Option::is_none), "the node's own is there");
     let alone = found(vec![provider.clone()], None, "");
-    let misfit = decided(&alone, image)["libprovider.so"].clone().unwrap();
+    let incompatibility = decided(&alone, image)["libprovider.so"].clone().unwrap();
     assert_eq!(
-        misfit.text(),
+        incompatibility.text(),
         "it needs CORE_PRIVATE_34, and the image's libcore.so.1 has up to CORE_PRIVATE_33"
     );
-    let misfit = decided(&alone, &[("libc.so.6", &glibc)])["libprovider.so"].clone();
-    assert_eq!(misfit, Some(Misfit::Lacks("libcore.so.1".to_owned())));
+    let incompatibility = decided(&alone, &[("libc.so.6", &glibc)])["libprovider.so"].clone();
+    assert_eq!(incompatibility, Some(Incompatibility::Lacks("libcore.so.1".to_owned())));
     // One that is left out takes those along that need it.
     let mut newer = core_file;
     newer.library.as_mut().unwrap().requires[0].version = "GLIBC_2.99".to_owned();
     let decided_without = decided(&found(vec![provider, newer], None, ""), &[("libc.so.6", &glibc)]);
-    assert_eq!(decided_without["libprovider.so"], Some(Misfit::Follows("libcore.so.1".to_owned())));
+    assert_eq!(decided_without["libprovider.so"], Some(Incompatibility::Follows("libcore.so.1".to_owned())));
 }
 
 #[test]
@@ -115,7 +118,7 @@ fn a_matched_set_comes_as_a_whole_or_not_at_all() {
     let image: &[(&str, &Library)] = &[("libc.so.6", &glibc)];
     assert_eq!(decided(&found(files.clone(), None, ""), image)["libb.so.1"], None);
     let matched = decided(&found(files.clone(), None, "matched = true"), image);
-    assert_eq!(matched["libb.so.1"], Some(Misfit::Unmatched("liba.so.1".to_owned())));
+    assert_eq!(matched["libb.so.1"], Some(Incompatibility::Unmatched("liba.so.1".to_owned())));
     let optional = decided(&found(files, None, "matched = true\noptional = [\"liba.*\"]"), image);
     assert_eq!(optional["libb.so.1"], None);
 }
@@ -158,7 +161,12 @@ fn a_library_that_cannot_take_the_place_of_the_images_is_left_out() {
     };
     let texts = |image: &[(&str, &Library)]| -> Vec<String> {
         let decided = decided(&node(), image);
-        decided.into_values().map(|misfit| misfit.map_or(String::new(), |misfit| misfit.text())).collect()
+        decided
+            .into_values()
+            .map(|incompatibility| {
+                incompatibility.map_or(String::new(), |incompatibility| incompatibility.text())
+            })
+            .collect()
     };
     // Older, with other private versions that nobody needs beside the library's own providers.
     let older = library("libibverbs.so.1", &[], &["IBVERBS_1.0", "IBVERBS_PRIVATE_33"]);

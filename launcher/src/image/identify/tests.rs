@@ -20,13 +20,13 @@ fn images_are_known_by_content() {
     let mut squashfs = b"hsqs".to_vec();
     squashfs.resize(96, 0);
     let opened = identify(&place.file("image.txt", &squashfs)).unwrap();
-    assert_eq!((opened.kind, opened.size, opened.architecture), (Kind::Squashfs, 96, None));
+    assert_eq!((opened.kind, opened.size, opened.architecture), (ImageKind::Squashfs, 96, None));
     let opened = identify(&place.file("image.sqsh", sif(&[ROOT]))).unwrap();
-    assert_eq!(opened.kind, Kind::Sif { offset: 8192, length: 4096 });
+    assert_eq!(opened.kind, ImageKind::Sif { offset: 8192, length: 4096 });
     assert_eq!(opened.architecture, Some(Architecture::X86_64));
     let path = place.file("old.sif", sif(&[]));
     assert_eq!(message(&path), "SIF without a squashfs system partition");
-    assert_eq!(identify(Path::new("/")).unwrap().kind, Kind::Directory);
+    assert_eq!(identify(Path::new("/")).unwrap().kind, ImageKind::Directory);
 }
 
 #[test]
@@ -90,12 +90,12 @@ fn directories_must_look_like_a_root() {
     for name in ["a/bin", "b/etc", "c/.singularity.d", "d/ch"] {
         place.directory(name);
         let root = place.path().join(&name[..1]);
-        assert_eq!(identify(&root).unwrap().kind, Kind::Directory, "{name}");
+        assert_eq!(identify(&root).unwrap().kind, ImageKind::Directory, "{name}");
     }
     place.executable("scripts/run.sh", "#!/bin/sh\n");
     assert!(message(&place.path().join("scripts")).starts_with("not an image (a directory without"));
     place.executable("static/server", b"\x7fELF\x02");
-    assert_eq!(identify(&place.path().join("static")).unwrap().kind, Kind::Directory);
+    assert_eq!(identify(&place.path().join("static")).unwrap().kind, ImageKind::Directory);
     place.file("layout/oci-layout", "{}");
     place.directory("layout/blobs");
     let layout = place.path().join("layout");

@@ -19,13 +19,13 @@ const STATEMENT_LIMIT: usize = 64;
 const WASTE_LIMIT: usize = 16 << 20;
 
 /// One step of a statement.
-enum Step {
+enum Statement {
     Set(Vec<u8>, Vec<u8>),
     Export(Vec<u8>),
 }
 
 /// Reads a script into the variables; `path` is its name in messages.
-pub fn run(path: &str, text: &[u8], variables: &mut Variables) -> Result<(), Failure> {
+pub fn parse_into(path: &str, text: &[u8], variables: &mut Variables) -> Result<(), Failure> {
     let path = quote(path.as_bytes());
     let mut script = Script { text, at: 0, line: 1, wasted: 0 };
     while script.skip_to_statement() {
@@ -34,8 +34,8 @@ pub fn run(path: &str, text: &[u8], variables: &mut Variables) -> Result<(), Fai
             Some((steps, exported)) => {
                 for step in steps {
                     match step {
-                        Step::Set(name, value) => variables.set(name, value, exported)?,
-                        Step::Export(name) => variables.export(name)?,
+                        Statement::Set(name, value) => variables.set(name, value, exported)?,
+                        Statement::Export(name) => variables.export(name)?,
                     }
                 }
             }
@@ -102,13 +102,13 @@ impl Script<'_> {
 
     /// `[export] NAME=word …` or `export NAME …`, and whether it exports. None if it is anything else, like
     /// a command with variables before it.
-    fn statement(&mut self, variables: &Variables) -> Option<(Vec<Step>, bool)> {
+    fn statement(&mut self, variables: &Variables) -> Option<(Vec<Statement>, bool)> {
         let export = self.text[self.at..].starts_with(b"export")
             && matches!(self.text.get(self.at + 6), Some(b' ' | b'\t'));
         if export {
             self.advance(self.at + 6);
         }
-        let mut steps: Vec<Step> = Vec::new();
+        let mut steps: Vec<Statement> = Vec::new();
         loop {
             self.skip_blanks();
             if self.at_end() {
@@ -128,9 +128,9 @@ impl Script<'_> {
                 let end = words.at();
                 self.advance(end);
                 let value = value.filter(|value| Variables::fits(&name, value))?;
-                steps.push(Step::Set(name, value));
+                steps.push(Statement::Set(name, value));
             } else if export {
-                steps.push(Step::Export(name));
+                steps.push(Statement::Export(name));
             } else {
                 return None;
             }
@@ -186,9 +186,9 @@ impl Script<'_> {
     }
 }
 
-fn value_of(step: &Step, wanted: &[u8]) -> Option<Vec<u8>> {
+fn value_of(step: &Statement, wanted: &[u8]) -> Option<Vec<u8>> {
     match step {
-        Step::Set(name, value) if name == wanted => Some(value.clone()),
+        Statement::Set(name, value) if name == wanted => Some(value.clone()),
         _ => None,
     }
 }

@@ -31,7 +31,7 @@ pub fn read(tree: &dyn Tree, job: Job) -> Result<Metadata, Failure> {
     for name in scripts(tree)? {
         let path = format!("{SCRIPTS}/{name}");
         let Some(content) = file(tree, &path)? else { continue };
-        script::run(&path, &content, &mut variables)?;
+        script::parse_into(&path, &content, &mut variables)?;
         if name.starts_with("10-docker") {
             complete_path(&mut variables)?;
         }

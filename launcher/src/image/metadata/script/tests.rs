@@ -11,7 +11,7 @@ fn job(name: &OsStr) -> Option<OsString> {
 /// The exported variables as `NAME=value`, and the lines that were not understood.
 fn parse(text: impl AsRef<[u8]>) -> (Vec<String>, Vec<String>) {
     let mut variables = Variables::new(&job);
-    run("f", text.as_ref(), &mut variables).unwrap();
+    parse_into("f", text.as_ref(), &mut variables).unwrap();
     let (environment, places) = variables.finish();
     let pair = |(name, value): (OsString, OsString)| {
         format!("{}={}", name.to_string_lossy(), value.to_string_lossy())
@@ -127,7 +127,7 @@ fn nothing_in_a_block_counts() {
 #[test]
 fn bytes_that_are_no_text() {
     let mut variables = Variables::new(&job);
-    run("f", b"export A=\"\xff\xfe\"\nexport B=a\0b\nexport C=1", &mut variables).unwrap();
+    parse_into("f", b"export A=\"\xff\xfe\"\nexport B=a\0b\nexport C=1", &mut variables).unwrap();
     let (environment, places) = variables.finish();
     assert_eq!(std::os::unix::ffi::OsStrExt::as_bytes(&environment[0].1[..]), b"\xff\xfe");
     assert_eq!((environment.len(), places), (2, vec!["f:2".to_owned()]));
@@ -143,7 +143,7 @@ fn bombs_are_cut() {
     let mut variables = Variables::new(&job);
     let many: String = (0..100).map(|n| format!("export B{n}=$A\n")).collect();
     let text = format!("export A={}\n{many}", "x".repeat(60_000));
-    assert!(run("f", text.as_bytes(), &mut variables).is_err(), "the sum is bounded too");
+    assert!(parse_into("f", text.as_bytes(), &mut variables).is_err(), "the sum is bounded too");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_hostile_megabyte_takes_no_time() {
     ] {
         let text = line.repeat((1 << 20) / line.len());
         let mut variables = Variables::new(&job);
-        let _ = run("f", text.as_bytes(), &mut variables);
+        let _ = parse_into("f", text.as_bytes(), &mut variables);
     }
     assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
 }
@@ -182,7 +182,7 @@ fn mutations_never_panic() {
         random.mutate(&mut text, pieces);
         random.mutate(&mut text, pieces);
         let mut variables = Variables::new(&job);
-        run("f", &text, &mut variables).unwrap();
+        parse_into("f", &text, &mut variables).unwrap();
         for (name, value) in variables.finish().0 {
             assert!(Variables::fits(name.as_encoded_bytes(), value.as_encoded_bytes()));
         }

@@ -27,7 +27,7 @@ pub fn scrontab_option(script: &[u8], slurms_own: bool) -> Option<String> {
 }
 
 /// Whether any line is `0-3,5 program argument …` or `* program`. Slurm skips lines that it does not understand.
-pub fn lists_programs(content: &[u8]) -> bool {
+pub fn is_multi_prog_file(content: &[u8]) -> bool {
     content.split(|byte| *byte == b'\n').map(trim_start).any(|line| {
         let end = line.iter().position(is_space).unwrap_or(0);
         let ranks = &line[..end];
@@ -73,10 +73,10 @@ mod tests {
             "\x0b0 a",
             "0\x0ba",
         ] {
-            assert!(lists_programs(list.as_bytes()), "{list}");
+            assert!(is_multi_prog_file(list.as_bytes()), "{list}");
         }
         for other in ["", "0", "5\n", "-c", "--n 3", "- a", "a 0", "echo 0 a", "1.5 x", "10:30:00", "0x1 a"] {
-            assert!(!lists_programs(other.as_bytes()), "{other}");
+            assert!(!is_multi_prog_file(other.as_bytes()), "{other}");
         }
     }
 }

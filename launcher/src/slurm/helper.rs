@@ -17,13 +17,13 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{chdir, close, getuid};
 
 use super::command;
-use super::wire::Answer;
+use super::wire::CommandResult;
 use crate::sys;
 
 /// Starts a helper for the program that this process will become, and returns the value of
 /// [`super::HOST_VARIABLE`] for it. To be called on the host, before any namespace of the container is entered, with
 /// the host's environment, and with a single thread.
-pub fn start() -> Result<String, Failure> {
+pub fn start_helper() -> Result<String, Failure> {
     let failed = |what: &str, error: io::Error| {
         Failure::caused_by(format!("no Slurm commands in the container: cannot {what}"), error)
     };
@@ -100,6 +100,6 @@ fn look_after(mut stream: UnixStream, listener: &UnixListener, owner: BorrowedFd
     });
     if let Err(error) = child {
         let failure = Failure::caused_by("cannot start a process on the host", error);
-        let _ = stream.write_all(&Answer::Refused(failure).encode());
+        let _ = stream.write_all(&CommandResult::Refused(failure).encode());
     }
 }

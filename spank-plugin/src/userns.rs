@@ -2,8 +2,8 @@
 //!
 //! A user may map one group into a user namespace without help; root may map all that the user is in. So the first task of
 //! a step, while it is still root, makes the namespace for the launcher: a child that exists for nothing else becomes the
-//! user and makes it, so that it is the user's own, and root writes the maps. Nothing that the user says, has or runs
-//! comes into this: who they are and which groups they have, Slurm tells.
+//! user and makes it, so that it is the user's own, and root writes the maps. Nothing the user controls is
+//! used: the uid and the groups come from Slurm.
 #![allow(unsafe_code)] // clone, and to close what slurmstepd has open
 
 use std::fs::File;
@@ -27,7 +27,7 @@ const STACK: usize = 256 << 10;
 /// slurmstepd has a few dozen.
 const MOST_DESCRIPTORS: i32 = 1 << 16;
 /// A child that has not answered by then has been stopped.
-const PATIENCE_MILLISECONDS: u16 = 10_000;
+const TIMEOUT_MILLISECONDS: u16 = 10_000;
 
 /// Whose the namespace is.
 pub struct Owner {
@@ -46,7 +46,7 @@ pub fn may_map() -> bool {
 }
 
 /// Makes a user namespace in which all groups of the user are known, and the user keeps their own name or is called root.
-pub fn user_namespace(owner: &Owner, as_root: bool) -> Result<OwnedFd, Failure> {
+pub fn create(owner: &Owner, as_root: bool) -> Result<OwnedFd, Failure> {
     let failed = |what: &str, errno: Errno| Failure::caused_by(what, errno);
     let pipe = || pipe2(OFlag::O_CLOEXEC).map_err(|errno| failed("cannot make a pipe", errno));
     let ((answer, say), (wait, life)) = (pipe()?, pipe()?);
@@ -77,7 +77,7 @@ fn await_answer(answer: OwnedFd) -> i32 {
     let mut ready = [PollFd::new(answer.as_fd(), PollFlags::POLLIN)];
     let mut number = [0; 4];
     loop {
-        match poll(&mut ready, PATIENCE_MILLISECONDS) {
+        match poll(&mut ready, TIMEOUT_MILLISECONDS) {
             Err(Errno::EINTR) => {}
             Ok(0) => return libc::ETIMEDOUT,
             _ => break,
