@@ -148,7 +148,7 @@ pub fn quote_up_to(bytes: &[u8], limit: usize) -> String {
 
 /// The errors of files and file systems for which musl has words of its own. People know, and look for, those of the other
 /// programs on the node, which are these.
-const WORDS: [(i32, &str); 14] = [
+const WORDS: [(i32, &str); 15] = [
     (libc::EIO, "Input/output error"),
     (libc::ENOMEM, "Cannot allocate memory"),
     (libc::EBUSY, "Device or resource busy"),
@@ -159,6 +159,7 @@ const WORDS: [(i32, &str); 14] = [
     (libc::EOPNOTSUPP, "Operation not supported"),
     (libc::ENOTCONN, "Transport endpoint is not connected"),
     (libc::ESHUTDOWN, "Cannot send after transport endpoint shutdown"),
+    (libc::ETOOMANYREFS, "Too many references: cannot splice"),
     (libc::ETIMEDOUT, "Connection timed out"),
     (libc::EUCLEAN, "Structure needs cleaning"),
     (libc::EREMOTEIO, "Remote I/O error"),

@@ -72,6 +72,8 @@ const LIMITS: [Limit; 6] = [
 pub fn hint(errno: i32) -> Option<String> {
     match errno {
         libc::ENFILE => Some(system_limit("fs/file-max", "open files")),
+        // Descriptors in messages under way count against the same limit.
+        libc::ETOOMANYREFS => of_process(libc::EMFILE),
         libc::EAGAIN => Some(
             full_cgroup()
                 .or_else(|| of_process(errno))
@@ -175,6 +177,7 @@ mod tests {
         assert_eq!(hint(libc::ENOENT), None);
         assert_eq!(hint(libc::ENOSPC), None, "too many meanings");
         assert!(hint(libc::EMFILE).unwrap().contains("ulimit -n is "));
+        assert_eq!(hint(libc::ETOOMANYREFS), hint(libc::EMFILE));
         assert!(hint(libc::ENFILE).unwrap().contains("(sysctl fs.file-max = "));
     }
 }

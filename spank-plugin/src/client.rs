@@ -120,17 +120,14 @@ fn refuse_without_shell() -> Result<(), Failure> {
 
 /// `--export=ALL,SLURM_CONTAINER=none` would set on the node what contradicts the option.
 fn refuse_exported_requests() -> Result<(), Failure> {
-    let list = spank::own_option(c"export").unwrap_or_default();
-    let ours = |item: &&[u8]| match item.iter().position(|byte| *byte == b'=') {
-        Some(equals) => {
-            let name = &item[..equals];
-            name == SLURM_CONTAINER.as_bytes()
-                || name.starts_with(b"SLURM_MIZZEN_")
-                || name.starts_with(b"SLURM_SPANK_MIZZEN_")
-        }
-        None => false,
+    let mut list = spank::own_option(c"export").unwrap_or_default();
+    // Slurm takes quotes away.
+    list.retain(|byte| !b"'\"\\".contains(byte));
+    let is_ours = |item: &&[u8]| {
+        let names = [b"SLURM_CONTAINER=".as_slice(), b"SLURM_MIZZEN_", b"SLURM_SPANK_MIZZEN_"];
+        names.iter().any(|name| item.starts_with(name))
     };
-    match list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii).find(ours) {
+    match list.split(|byte| *byte == b',' || byte.is_ascii_whitespace()).find(is_ours) {
         Some(item) => {
             Err(Failure::new(format!("--export: \"{}\" beside a container that is asked for", quote(item)))
                 .hint("--container=none runs on the node; leave the variable out of --export"))

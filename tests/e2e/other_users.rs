@@ -62,6 +62,13 @@ fn a_server_that_does_not_answer_stops_nobody() {
 fn mounts_of_others_below_tmp_do_no_harm() {
     let cluster = with_busybox("mounts-of-others");
     let run = "strace -o /dev/null -e inject=mount_setattr:error=ENOSYS mizzen run /shared/bb.sqsh echo ran";
+    // One that does not answer, with another one below it.
+    assert_out(&cluster.run_on("ctl", User::Root, "echo user_allow_other >> /etc/fuse.conf"), 0, "");
+    let nested = "mkdir -p ~/x/sub /tmp/n && bindfs -o allow_other,attr_timeout=0,entry_timeout=0 ~/x /tmp/n && \
+                  bindfs -o allow_other ~/x /tmp/n/sub && kill -STOP $(pgrep -u bob -o -x bindfs)";
+    assert_out(&cluster.run_on("ctl", User::Bob, nested), 0, "");
+    assert_out(&cluster.run_on("ctl", User::Alice, run), 0, "ran\n");
+    assert_out(&cluster.run_on("ctl", User::Root, "pkill -KILL -x bindfs; umount -l /tmp/n"), 0, "");
     for place in ["/tmp/b/m", "/tmp/$(printf '\\377')"] {
         let mount = format!(
             "mkdir -p ~/x; mkdir -p -m 700 /tmp/b; mkdir {place}; bindfs --no-allow-other ~/x {place}"
@@ -129,6 +136,8 @@ fn an_exported_variable_is_no_way_to_the_node(release: Release) {
         for command in [
             format!("srun --export=ALL,{variable}=none {image} {where_am_i}"),
             format!("sbatch --quiet --export=ALL,{variable}=none {image} --wrap true"),
+            format!("srun --export=\"ALL,'{variable}=none'\" {image} {where_am_i}"),
+            format!("SLURM_EXPORT_ENV='ALL, {variable}=none' srun {image} {where_am_i}"),
         ] {
             assert_failed(
                 &cluster.run(&command),

@@ -294,7 +294,7 @@ pub fn restrict(mounted: BorrowedFd, shown: &Path, flags: MsFlags) -> Result<(),
 fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
     let top = fs::read_link(proc_path(mounted))?;
     for line in mountinfo::read()?.iter().filter(|line| line.place.starts_with(&top)) {
-        let mut flags = added | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+        let mut flags = MsFlags::empty();
         for option in line.options.split(',') {
             flags |= match option {
                 "ro" => MsFlags::MS_RDONLY,
@@ -307,6 +307,11 @@ fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
                 _ => MsFlags::empty(),
             };
         }
+        // Also because the path may lead through a file system that another user serves, or stops serving.
+        if flags.contains(added) {
+            continue;
+        }
+        let flags = flags | added | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
         match mount(None::<&str>, &line.place, None::<&str>, flags, None::<&str>) {
             // Another user's, in a directory that is closed to this one: nothing inside can reach it either.
             Err(Errno::EACCES) if line.place != top => {
