@@ -77,7 +77,8 @@ fn every_option_has_its_meaning() {
             "--container-script",
             "--no-container-script",
             "--container-join=STEP",
-            "--container-verbose",
+            "--container-verbose=debug",
+            "--container-hostname=NAME",
         ] {
             assert!(help.split_whitespace().any(|word| word == option), "{command} {option}: {help}");
         }

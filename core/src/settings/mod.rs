@@ -186,7 +186,7 @@ macro_rules! settings {
 
 settings! {
     Mounts mounts: Vec<MountOption>,
-        value("mounts", "SRC[:DST[:FLAGS]],...", "mount files and directories of the node")
+        value("mounts", "SRC:DST[:FLAGS],...", "mount files and directories of the node")
             .run("mount").letter('m').toml("mounts")
             .more("DST is SRC if not given. FLAGS, joined by +: ro, rw, noexec; nosuid, nodev and rbind always hold. `tmpfs` as \
                    SRC is an empty tmpfs (flag size=SIZE); the flag squashfs mounts the content of a squashfs file. A literal \

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use mizzen_core::failure::cause;
@@ -40,22 +40,18 @@ impl TaskChannel {
             let message = format!("{}: descriptor {fd} {why}", handover::VARIABLE);
             Failure::new(message).hint("only mizzen sets this variable; does a task prolog print it?")
         };
-        let socket = |fd: i32| match sys::own_inherited(fd) {
-            Ok(socket) if sys::is_seqpacket(&socket) => Ok(socket),
-            Ok(_) => Err(unusable(fd, "is not a socket of Slurm's plugin")),
-            Err(error) => Err(unusable(fd, &format!("cannot be used: {}", cause(&error)))),
+        let take = |fd: i32, is_right: fn(BorrowedFd) -> bool, what: &str| {
+            let taken = sys::own_inherited(fd, is_right)
+                .map_err(|error| unusable(fd, &format!("cannot be used: {}", cause(&error))))?;
+            taken.ok_or_else(|| unusable(fd, &format!("is not {what} of Slurm's plugin")))
         };
-        let report = sys::own_inherited(handover.report)
-            .map_err(|error| unusable(handover.report, &format!("cannot be used: {}", cause(&error))))?;
-        let report = File::from(report);
+        let socket = |fd: i32| take(fd, |fd| sys::is_seqpacket(fd), "a socket");
         // A file in memory, and nothing that waits, or that is on a disk.
-        if !sys::is_sealed_memory(&report) {
-            return Err(unusable(handover.report, "is not the report of Slurm's plugin"));
-        }
+        let report = take(handover.report, |fd| sys::is_sealed_memory(fd), "the report")?;
         Ok(TaskChannel {
             receive: socket(handover.receive)?,
             send: socket(handover.send)?,
-            report: StepReport::new(report),
+            report: StepReport::new(report.into()),
         })
     }
 

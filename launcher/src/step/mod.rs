@@ -212,12 +212,9 @@ fn own_user_namespace(fd: i32) -> Result<OwnedFd, Failure> {
         Failure::new(format!("{}: descriptor {fd} {why}", handover::VARIABLE))
             .hint("only mizzen sets this variable; does a task prolog print it?")
     };
-    let namespace =
-        sys::own_inherited(fd).map_err(|error| unusable(format!("cannot be used: {}", cause(&error))))?;
-    if !sys::is_user_namespace(&namespace) {
-        return Err(unusable("is not a user namespace".to_owned()));
-    }
-    Ok(namespace)
+    let namespace = sys::own_inherited(fd, |fd| sys::is_user_namespace(fd))
+        .map_err(|error| unusable(format!("cannot be used: {}", cause(&error))))?;
+    namespace.ok_or_else(|| unusable("is not a user namespace".to_owned()))
 }
 
 /// The groups that are not known inside: the kernel has no room for them, or the node maps none but the primary one.

@@ -245,18 +245,25 @@ pub fn pidfd_of_self() -> io::Result<OwnedFd> {
     pidfd_of(nix::unistd::getpid().as_raw())
 }
 
-/// Takes over a descriptor that was inherited under a known number. Only such ones pass through exec and have no flag to be
-/// closed there; all that this program opens has it, and what was taken over gets it. So none gets two owners.
-pub fn own_inherited(fd: i32) -> io::Result<OwnedFd> {
-    // SAFETY: reads and sets a flag of a descriptor, or fails because there is none.
-    let taken = fd > 2
-        && unsafe { libc::fcntl(fd, libc::F_GETFD) } == 0
-        && unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
-    if !taken {
+/// Takes over a descriptor that was inherited under a known number; none if it is not what it must be. Only inherited ones
+/// pass through exec and have no flag to be closed there; all that this program opens has it, and what was taken over gets
+/// it. So none gets two owners.
+pub fn own_inherited(fd: i32, is_right: impl FnOnce(BorrowedFd) -> bool) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: reads a flag of a descriptor, or fails because there is none.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    if fd <= 2 || flags < 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: open, as was just seen; this program closes nothing meanwhile.
+    if !is_right(unsafe { BorrowedFd::borrow_raw(fd) }) {
+        return Ok(None);
+    }
+    // SAFETY: sets a flag of an open descriptor.
+    if flags != 0 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
     // SAFETY: open, and nobody's; see above.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// Takes over a descriptor that came in a message.
