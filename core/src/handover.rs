@@ -23,10 +23,10 @@ pub struct Handover {
     pub step: String,
     /// mizzen.toml.
     pub config: Source,
-    /// The descriptor from which the first task's one message is read, over and over, by all others; and on which
-    /// the right to tell the user is taken, by whoever fails first.
+    /// The descriptor from which the first task's one message is read, over and over, by all others.
     pub receive: i32,
-    /// The descriptor on which the message is sent.
+    /// The descriptor on which the message is sent; and from which whoever fails first takes the one byte that gives the right
+    /// to report.
     pub send: i32,
     /// The descriptor of the [`crate::StepReport`].
     pub report: i32,

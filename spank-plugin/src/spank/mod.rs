@@ -127,7 +127,8 @@ extern "C" fn slurm_spank_task_init(spank: sys::spank_t, argc: c_int, argv: *mut
 }
 
 /// Runs a hook and turns a failure into what Slurm handles properly. A client exits once its options are parsed,
-/// and has submitted nothing; an srun that has its step gives it back and exits. A task exits, and is a failed task.
+/// and has submitted nothing. An srun that has its step hands a failure to the nodes (`broadcast.rs`); only a bug of ours gets
+/// here then, and the -1 leaves the step behind, but starts nothing. A task exits, and is a failed task.
 /// Every other failure must wait for those, and every other hook returns 0: for another value Slurm, depending on
 /// hook, release and `required` or `optional` in plugstack.conf, drains the node, reports success, or goes on without us.
 fn run_hook(hook: Hook, handle: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
