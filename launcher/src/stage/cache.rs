@@ -48,7 +48,7 @@ pub const SOURCE: &str = "source-";
 /// Every copy has this time of modification, in seconds: a file that somebody has written to has another. (The time
 /// of access is ours too, and tells when it was last used.)
 const UNTOUCHED: i64 = 1;
-/// The mode of a copy of the user's own, and of every copy until it is complete.
+/// The mode of a user's copy, and of every copy until it is complete.
 const MODE: u32 = 0o400;
 /// The mode of one for all users.
 const SHARED_MODE: u32 = 0o444;
@@ -229,7 +229,7 @@ impl Cache {
 
     fn create(&self) -> Result<Unfinished, Errno> {
         let mode = Mode::from_raw_mode(MODE);
-        // What is to come of root's copies has a name, and so a size that other commands of root's see.
+        // An unfinished site copy has a name, so that root's other commands see how large it will be.
         let nameless = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         match (!self.shared).then(|| openat(&self.dir, ".", nameless, mode)) {
             Some(Ok(file)) => return Ok(Unfinished { file: file.into(), name: None }),

@@ -120,7 +120,7 @@ pub enum Provenance {
     Cache,
     /// A copy that has just been made.
     Copied,
-    /// A copy of root's, for all users.
+    /// A site copy.
     Site,
 }
 

@@ -230,13 +230,13 @@ enum PathAccess {
     Open(File),
     /// Through this directory, which is closed to somebody, and why.
     Closed(PathBuf, String),
-    /// To a file system that a process of a user's serves, and may never answer for.
+    /// To a file system that a user's process serves, which may never answer.
     Served,
 }
 
 /// Follows an absolute path by hand, component by component and link by link, so that what is checked is what is gone
 /// through: whoever changes a link meanwhile sends us another way, which is checked as well. Links are text here, also those
-/// in /proc: none leads into the mounts of a user's process.
+/// in /proc: none leads into a user's mount namespace.
 fn walk(path: &Path) -> Result<PathAccess, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = || openat(CWD, "/", flags, Mode::empty()).map(File::from);
