@@ -226,8 +226,12 @@ impl Args for SettingArgs {
             option = match spec.argument {
                 Argument::No => option.action(ArgAction::SetTrue),
                 Argument::Required(name) => {
-                    // One variable for each option: see above.
-                    let name = if *key == Key::Env { name.trim_end_matches(",...") } else { name };
+                    // One variable for each option, and no step to send an image to: see above.
+                    let name = match key {
+                        Key::Env => name.trim_end_matches(",..."),
+                        Key::Stage => name.trim_end_matches("|bcast"),
+                        _ => name,
+                    };
                     option.action(action).value_name(name).value_parser(value_parser!(OsString))
                 }
                 Argument::Optional(name) => option

@@ -223,8 +223,9 @@ settings! {
             .toml("script");
     Stage stage: Policy = Policy::Auto,
         value("stage", "auto|always|never|bcast",
-            "copy the image to the node first: from network file systems, always, never; bcast: srun sends it")
-            .run("stage").toml("stage");
+            "copy the image to the node first: from network file systems, always, never")
+            .run("stage").toml("stage")
+            .more("With srun, bcast reads the image once and sends it to the nodes of the step.");
     Gpu gpu: Gpu = Gpu::Auto,
         value("gpu", "auto|all|none", "have the step's GPUs with the node's driver libraries, all of the node's, none")
             .run("gpu").toml("gpu");
