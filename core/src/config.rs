@@ -286,7 +286,7 @@ mod tests {
             ("mounts = []\nmount.owners = [0]", ":2: [mount] is gone: "),
             ("mount = { paths = [\"/sw\"] }", ":1: [mount] is gone: "),
             ("stage_max_size = \"lots\"", ": stage_max_size: \"lots\" is not an amount of storage"),
-            ("env = [\"=x\"]", ":1: env: \"=x\": the name is empty"),
+            ("env = [\"=x\"]", ":1: env: \"=…\": the name is empty"),
             ("devices = [\"gpu\"]", ":1: devices: \"gpu\" is not the name of a device"),
         ];
         for (text, expected) in cases {

@@ -217,7 +217,9 @@ pub fn parse_env(text: &OsStr) -> Result<EnvOption, Failure> {
             .hint("write NAME=VALUE, without `export` and without blanks before the ="));
     }
     if name.is_empty() {
-        return Err(Failure::new(format!("\"{}\": the name is empty", quote(bytes)))
+        // The value may be a secret that was typed with a variable that is not set: $NAME=….
+        let shown = if value.is_some() { "=…" } else { "" };
+        return Err(Failure::new(format!("\"{shown}\": the name is empty"))
             .hint("write NAME=VALUE, or NAME for the host's value"));
     }
     let name = OsStr::from_bytes(name).to_owned();
@@ -301,7 +303,7 @@ mod tests {
         }
         assert_eq!(parse_env(OsStr::new("A=b=c")), Ok(EnvOption::Set("A".into(), "b=c".into())));
         assert_eq!(parse_env(OsStr::new("A")), Ok(EnvOption::FromHost("A".into())));
-        assert_eq!(parse_env(OsStr::new("=x")).unwrap_err().message, "\"=x\": the name is empty");
+        assert_eq!(parse_env(OsStr::new("=x")).unwrap_err().message, "\"=…\": the name is empty");
     }
 
     #[test]

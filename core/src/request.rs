@@ -238,18 +238,17 @@ fn scheme_of(value: &[u8]) -> Option<String> {
     (!scheme.is_empty() && scheme.chars().all(plain)).then(|| format!("{scheme}://"))
 }
 
-/// A reference for messages, without the password that `scheme://user:password@host/…` may hold.
+/// A reference for messages, without the user and the password that `[scheme://]user:password@host/…` may hold. Passwords may
+/// have any character in them, so all before the last `@` that begins no digest goes.
 fn quote_reference(value: &[u8]) -> String {
-    let text = quote(value);
-    match text.split_once("://") {
-        Some((scheme, rest)) => match rest.split_once('/').unwrap_or((rest, "")) {
-            (host, path) if host.contains('@') => {
-                let host = host.rsplit('@').next().unwrap_or_default();
-                format!("{scheme}://…@{host}/{path}")
-            }
-            _ => text,
-        },
-        None => text,
+    let find = |text: &[u8], wanted: &[u8]| text.windows(wanted.len()).position(|part| part == wanted);
+    let end = find(value, b"@sha256:").unwrap_or(value.len());
+    let begin = find(&value[..end], b"://").map_or(0, |at| at + 3);
+    match value[begin..end].iter().rposition(|byte| *byte == b'@') {
+        Some(at) if !value.starts_with(b"/") => {
+            format!("{}…{}", quote(&value[..begin]), quote(&value[begin + at..]))
+        }
+        _ => quote(value),
     }
 }
 
@@ -320,6 +319,22 @@ mod tests {
             found("./image").unwrap_err().message.ends_with("tried /./image"),
             "a path is not a bare name"
         );
+    }
+
+    #[test]
+    fn no_message_has_a_password() {
+        let long = format!("docker://AWS:{}@host/i", "x".repeat(300));
+        for (value, shown) in [
+            ("docker://u:secret@host/i:tag", "docker://…@host/i:tag"),
+            ("docker://u:se/cr@et@host/i", "docker://…@host/i"),
+            ("u:secret@host/i", "…@host/i"),
+            (long.as_str(), "docker://…@host/i"),
+            ("docker://host/i@sha256:00", "docker://host/i@sha256:00"),
+            ("docker://u:secret@host/i@sha256:00", "docker://…@host/i@sha256:00"),
+            ("/images/a@b.sqsh", "/images/a@b.sqsh"),
+        ] {
+            assert_eq!(quote_reference(value.as_bytes()), shown);
+        }
     }
 
     #[test]

@@ -75,6 +75,12 @@ fn mounts_of_others_below_tmp_do_no_harm() {
         );
         assert_out(&cluster.run_on("ctl", User::Bob, &mount), 0, "");
         assert_out(&cluster.run_on("ctl", User::Alice, run), 0, "ran\n");
+        // What is asked to be read-only is, or there is no container.
+        let read_only = run.replace("mizzen run", "mizzen run -m /tmp:/mnt:ro");
+        let refused = cluster.run_on("ctl", User::Alice, &read_only);
+        if place == "/tmp/b/m" {
+            assert_failed(&refused, 125, "cannot restrict the mount of /mnt: Permission denied");
+        }
         let unmount = "pkill -u bob -x bindfs; while grep -q fuse.bindfs /proc/mounts; do sleep 0.05; done";
         assert_out(&cluster.run_on("ctl", User::Root, unmount), 0, "");
     }

@@ -84,6 +84,13 @@ fn everything_that_was_tried_is_told_where_it_is_asked_for() {
             told.text()
         );
     }
+    // A reader that has gone away changes nothing.
+    for log in ["", "MIZZEN_LOG=debug", "MIZZEN_LOG=json"] {
+        let unread = cluster.run(&format!(
+            "{log} mizzen run /shared/bb.sqsh nosuch 2>&1 >/dev/null | true; echo ${{PIPESTATUS[0]}}"
+        ));
+        assert_out(&unread, 0, "127\n");
+    }
     let json = cluster.run("MIZZEN_LOG=json srun --container-image=/shared/bb.sqsh true");
     let lines: Vec<serde_json::Value> =
         json.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -321,7 +321,7 @@ mod tests {
             (Key::Writable, "10Q", "\"10Q\" is not a size"),
             (Key::Workdir, "", "\"\" is not a directory's name"),
             (Key::Mounts, "/a:b", "\"/a:b\": the destination is not absolute"),
-            (Key::Env, "A,=b", "\"=b\": the name is empty"),
+            (Key::Env, "A,=b", "\"=…\": the name is empty"),
             (Key::Device, "gpu", "\"gpu\" is not the name of a device"),
             (Key::Stage, "often", "\"often\" is not auto, always, never or bcast"),
             (Key::Mpi, "mine", "\"mine\" is neither image nor host"),

@@ -5,7 +5,7 @@
 //! too, as Slurm does with all of a step, the user's next such run removes what is left: a directory that bears our
 //! mark and whose lock, which that process held, is free. (systemd-tmpfiles spares locked directories, too.)
 
-use std::ffi::{CStr, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::io::{self, PipeWriter, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{geteuid, mkdtemp};
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, XattrFlags};
-use rustix::fs::{chmod, fgetxattr_query, flock, fstat, open, openat, setxattr, unlinkat};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, RenameFlags, XattrFlags};
+use rustix::fs::{chmod, fgetxattr_query, flock, fstat, open, openat, renameat_with, setxattr, unlinkat};
 use rustix::io::Errno;
 
 use super::mounts::proc_path;
@@ -141,8 +141,28 @@ fn remove(
     unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
-/// Removes what is in a directory. Links are removed like files, never followed.
+/// Removes what is in a directory. Links are removed like files, never followed. A directory in a directory is moved up first,
+/// so that no depth costs a descriptor or a part of the stack for each level.
 fn empty(directory: BorrowedFd, left: &mut usize) -> rustix::io::Result<()> {
+    let mut directories = remove_files(directory, left)?;
+    let mut moved = 0_u64;
+    while let Some(name) = directories.pop() {
+        let inner = open_removable(directory, &name)?;
+        for found in remove_files(inner.as_fd(), left)? {
+            if unlinkat(&inner, &found, AtFlags::REMOVEDIR) == Err(Errno::NOTEMPTY) {
+                // Its own `..` changes: it must be writable.
+                drop(open_removable(inner.as_fd(), &found)?);
+                directories.push(move_up(inner.as_fd(), &found, directory, &mut moved)?);
+            }
+        }
+        unlinkat(directory, &name, AtFlags::REMOVEDIR)?;
+    }
+    Ok(())
+}
+
+/// Removes everything in a directory but the directories, and returns their names.
+fn remove_files(directory: BorrowedFd, left: &mut usize) -> rustix::io::Result<Vec<CString>> {
+    let mut directories = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name: &CStr = entry.file_name();
@@ -151,14 +171,23 @@ fn empty(directory: BorrowedFd, left: &mut usize) -> rustix::io::Result<()> {
         }
         *left = left.checked_sub(1).ok_or(Errno::BUSY)?;
         match unlinkat(directory, name, AtFlags::empty()) {
-            Err(Errno::ISDIR) => {
-                empty(open_removable(directory, name)?.as_fd(), left)?;
-                unlinkat(directory, name, AtFlags::REMOVEDIR)?;
-            }
+            Err(Errno::ISDIR) => directories.push(name.to_owned()),
             outcome => outcome?,
         }
     }
-    Ok(())
+    Ok(directories)
+}
+
+/// Gives a directory a name that is free in another one.
+fn move_up(from: BorrowedFd, name: &CStr, to: BorrowedFd, moved: &mut u64) -> rustix::io::Result<CString> {
+    loop {
+        *moved += 1;
+        let free = CString::new(format!("moved-{moved}")).unwrap_or_default();
+        match renameat_with(from, name, to, &free, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => {}
+            outcome => return outcome.map(|()| free),
+        }
+    }
 }
 
 /// Opens a directory whose content is to be removed, whatever mode the program, or the overlay, gave it.
@@ -206,5 +235,20 @@ mod tests {
         std::os::unix::fs::symlink(&kept, base.join("mizzen-abcdef")).unwrap();
         assert!(stale(parent.as_fd(), OsStr::new("mizzen-abcdef")).is_none());
         fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn any_depth_is_removed() {
+        let base = mkdtemp(&std::env::temp_dir().join("changes-XXXXXX")).unwrap();
+        let parent = open(&base, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        fs::create_dir(base.join("old")).unwrap();
+        let mut inner = open_directory(parent.as_fd(), OsStr::new("old")).unwrap();
+        for _ in 0..20_000 {
+            rustix::fs::mkdirat(&inner, "moved-1", Mode::RWXU).unwrap();
+            inner = open_directory(inner.as_fd(), OsStr::new("moved-1")).unwrap();
+        }
+        let directory = open_directory(parent.as_fd(), OsStr::new("old")).unwrap();
+        assert_eq!(remove(parent.as_fd(), OsStr::new("old"), directory.as_fd(), &mut 20_000), Ok(()));
+        fs::remove_dir(base).unwrap();
     }
 }

@@ -66,7 +66,6 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     let pmi = pmi.filter(|fd| *fd > 2 && sys::is_pmi_socket(*fd, program.is_task));
     pmi.into_iter().for_each(sys::keep_through_exec);
     raised_limits::restore();
-    sys::reset_signal(Signal::SIGPIPE).map_err(|error| Failure::caused_by("cannot reset SIGPIPE", error))?;
     nix::sys::prctl::set_no_new_privs()
         .map_err(|errno| Failure::new(format!("cannot set no_new_privs: {}", cause(&errno.into()))))?;
     Ok((argv, environment))
@@ -82,7 +81,10 @@ fn execute(program: &Program, argv: &[CString], environment: &[CString]) -> Fail
     let mut denied = None;
     for path in candidates(&name, &variable(program, "PATH")) {
         let Ok(file) = CString::new(path.as_os_str().as_bytes()) else { continue };
+        // Only for the program: we would end without a word if nobody read our standard error.
+        let _ = sys::reset_signal(Signal::SIGPIPE);
         let Err(errno) = execve(&file, argv, environment);
+        sys::ignore_signal(Signal::SIGPIPE);
         debug!(?path, %errno, "not executed");
         wait_for_watcher_report(errno);
         match errno {

@@ -313,8 +313,8 @@ fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
         }
         let flags = flags | added | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
         match mount(None::<&str>, &line.place, None::<&str>, flags, None::<&str>) {
-            // Another user's, in a directory that is closed to this one: nothing inside can reach it either.
-            Err(Errno::EACCES) if line.place != top => {
+            // Another user's, in a directory that is closed to this one. What was asked to be read-only must be.
+            Err(Errno::EACCES) if line.place != top && !added.contains(MsFlags::MS_RDONLY) => {
                 debug!(place = ?line.place, "a mount below is not restricted")
             }
             outcome => outcome?,

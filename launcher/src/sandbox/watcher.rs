@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
@@ -18,7 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{Pid, read, write};
+use nix::unistd::{Pid, getpid, getppid, read, write};
 
 use super::processes::ContainerProcesses;
 use super::reporter::Reporter;
@@ -27,8 +27,8 @@ use crate::sys;
 
 /// Who kills all processes of a job does so one after the other, and the watcher is one of them.
 const KILLED_TOGETHER: Duration = Duration::from_millis(500);
-/// To tell the user, and to end the step on its other nodes, takes less. In milliseconds.
-const TELLING: u16 = 12_000;
+/// To tell the user, and to end the step on its other nodes, takes less.
+const TELLING: Duration = Duration::from_secs(12);
 /// No report of a server is longer.
 const LIMIT: usize = 4096;
 
@@ -240,10 +240,13 @@ impl Watched<'_> {
 /// A stream may never take what is written to it, and somebody may kill this process while the container is stopped: then
 /// another one ends the container.
 fn kill_in_any_case(container: &ContainerProcesses) {
-    let Ok(watcher) = sys::pidfd_of_self() else { return };
+    let watcher = getpid();
     // It ends with the container, and nobody waits for it.
     let _ = sys::spawn_child(|| {
-        wait_for(watcher.as_fd(), PollFlags::POLLIN, PollTimeout::from(TELLING));
+        let end = Instant::now() + TELLING;
+        while getppid() == watcher && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(50));
+        }
         container.kill();
         0
     });

@@ -169,6 +169,12 @@ pub fn reset_signal(signal: Signal) -> io::Result<()> {
     Ok(())
 }
 
+/// Ignores a signal from now on.
+pub fn ignore_signal(signal: Signal) {
+    // SAFETY: installs no handler.
+    let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigIgn) };
+}
+
 /// Ignores a signal as long as it lives.
 pub struct IgnoreSignal(Signal, Option<SigHandler>);
 
