@@ -95,7 +95,7 @@ fn the_watcher_keeps_nothing_open_and_ends_with_the_container() {
          grep -E '^(CapEff|NoNewPrivs)' /proc/$pid/status; grep -c '^SigBlk:.fffffff.7ffbfeff$' /proc/$pid/status; [ $(readlink /proc/$pid/ns/mnt) = $(readlink /proc/self/ns/mnt) ] && echo outside; \
          pgrep -P $pid -x mizzen-fuse | wc -l; done; kill %1"
     ));
-    let one = "/\n/dev/null\n/dev/null\n/dev/null\n/shared/bb.sqsh\nsocket\nsocket\n\
+    let one = "/\n/dev/null\n/dev/null\n/dev/null\n/shared/bb.sqsh\nsocket\nsocket\nanon_inode\n\
                1\nCapEff:\t0000000000000000\nNoNewPrivs:\t1\noutside\n1\n";
     let lines = |text: &str| {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();

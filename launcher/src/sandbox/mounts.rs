@@ -20,6 +20,7 @@ use tracing::debug;
 use super::Mountable;
 use super::root::{NewRoot, make_link};
 use crate::mount::{HostFile, Link, Mount, MountKind, Shape};
+use crate::mountinfo::MountLine;
 use crate::plan::{Plan, lies_in};
 use crate::{host_libraries, mountinfo, slurm, sys};
 
@@ -290,37 +291,76 @@ pub fn restrict(mounted: BorrowedFd, shown: &Path, flags: MsFlags) -> Result<(),
     })
 }
 
-/// The same for Linux before 5.12: every mount is remounted with the flags that it has and those that are added.
+/// The same for Linux before 5.12: every mount is remounted with the flags that it has and those that are added. By descriptor:
+/// others can rename what lies on the path, or serve it. A mount below that cannot be reached so can give no privileges and no
+/// devices either, which the user does not have on the node; but what the user wants restricted must be.
 fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
     let top = fs::read_link(proc_path(mounted))?;
-    for line in mountinfo::read()?.iter().filter(|line| line.place.starts_with(&top)) {
-        let mut flags = MsFlags::empty();
-        for option in line.options.split(',') {
-            flags |= match option {
-                "ro" => MsFlags::MS_RDONLY,
-                "nosuid" => MsFlags::MS_NOSUID,
-                "nodev" => MsFlags::MS_NODEV,
-                "noexec" => MsFlags::MS_NOEXEC,
-                "noatime" => MsFlags::MS_NOATIME,
-                "nodiratime" => MsFlags::MS_NODIRATIME,
-                "relatime" => MsFlags::MS_RELATIME,
-                _ => MsFlags::empty(),
-            };
-        }
-        // Also because the path may lead through a file system that another user serves, or stops serving.
+    let must_hold = added.intersects(MsFlags::MS_RDONLY | MsFlags::MS_NOEXEC);
+    let lines = mountinfo::read()?;
+    for line in lines.iter().filter(|line| line.place.starts_with(&top)) {
+        let flags = flags_of(line);
         if flags.contains(added) {
             continue;
         }
-        let flags = flags | added | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
-        match mount(None::<&str>, &line.place, None::<&str>, flags, None::<&str>) {
-            // Another user's, in a directory that is closed to this one. What was asked to be read-only must be.
-            Err(Errno::EACCES) if line.place != top && !added.contains(MsFlags::MS_RDONLY) => {
-                debug!(place = ?line.place, "a mount below is not restricted")
+        let remount = |place: BorrowedFd| {
+            let flags = flags | added | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+            mount(None::<&str>, &proc_path(place), None::<&str>, flags, None::<&str>)
+        };
+        if line.place == top {
+            remount(mounted)?;
+            continue;
+        }
+        let done =
+            open_mount_below(mounted, &top, line, &lines).and_then(|place| Ok(remount(place.as_fd())?));
+        match done {
+            Err(error) if !must_hold => {
+                debug!(place = ?line.place, %error, "a mount below is not restricted")
             }
             outcome => outcome?,
         }
     }
     Ok(())
+}
+
+/// The flags of a mount, as a remount must repeat them.
+fn flags_of(line: &MountLine) -> MsFlags {
+    let has = |wanted: &str| line.options.split(',').any(|option| option == wanted);
+    let known = [
+        ("ro", MsFlags::MS_RDONLY),
+        ("nosuid", MsFlags::MS_NOSUID),
+        ("nodev", MsFlags::MS_NODEV),
+        ("noexec", MsFlags::MS_NOEXEC),
+        ("noatime", MsFlags::MS_NOATIME),
+        ("nodiratime", MsFlags::MS_NODIRATIME),
+        ("relatime", MsFlags::MS_RELATIME),
+    ];
+    let flags =
+        known.iter().filter(|(option, _)| has(option)).fold(MsFlags::empty(), |all, (_, flag)| all | *flag);
+    let no_times = flags.intersects(MsFlags::MS_NOATIME | MsFlags::MS_RELATIME);
+    if no_times { flags } else { flags | MsFlags::MS_STRICTATIME }
+}
+
+/// Opens the root of a mount that lies below another one.
+fn open_mount_below(
+    mounted: BorrowedFd,
+    top: &Path,
+    line: &MountLine,
+    lines: &[MountLine],
+) -> io::Result<OwnedFd> {
+    // Whoever serves what lies between may never answer.
+    let is_between = |other: &&MountLine| {
+        other.place != line.place && line.place.starts_with(&other.place) && other.place.starts_with(top)
+    };
+    if lines.iter().filter(is_between).any(|other| other.fs_type.starts_with("fuse")) {
+        return Err(Errno::EACCES.into());
+    }
+    let relative = line.place.strip_prefix(top).map_err(io::Error::other)?;
+    let found = walk_in_root(mounted, relative)?;
+    match mountinfo::mount_id(&found)? == line.id {
+        true => Ok(found),
+        false => Err(Errno::ESTALE.into()),
+    }
 }
 
 /// Opens a path of the container that has no symbolic links; one that has appeared since the plan was made is an

@@ -11,8 +11,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFlags, PollTimeout};
 use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 
+use super::watcher::wait_for;
 use crate::sys;
 
 /// What is not gone by then waits in the kernel, for a disk or a network, and will go.
@@ -27,6 +29,9 @@ pub struct ContainerProcesses {
     number: (u64, u64),
     /// Where this process is. Who is there has helped to make the container, and is not in it.
     own_mounts: (u64, u64),
+    /// The process that has made the container, and has become its program. Where the user may execute that and not read it,
+    /// the kernel does not show its namespaces.
+    program: Option<OwnedFd>,
 }
 
 impl ContainerProcesses {
@@ -42,7 +47,13 @@ impl ContainerProcesses {
             _user_namespace: user_namespace,
             number,
             own_mounts: number_at("self", "mnt")?,
+            program: None,
         })
+    }
+
+    /// These and the process that has made the container.
+    pub fn with_program(self, program: Option<OwnedFd>) -> ContainerProcesses {
+        ContainerProcesses { program, ..self }
     }
 
     /// Whether a process is one of them, as far as the kernel lets its user see it.
@@ -123,6 +134,11 @@ impl ContainerProcesses {
     /// Signals all that are there now, and returns their numbers.
     fn signal(&self, signal: Signal) -> BTreeSet<i32> {
         let mut signalled = BTreeSet::new();
+        if let Some(program) = self.program.as_ref().filter(|program| is_alive(program))
+            && pidfd_send_signal(program, signal).is_ok()
+        {
+            signalled.insert(0);
+        }
         for process in self.list() {
             let sent = match sys::pidfd_of(process) {
                 // The number may have been another's when it was opened.
@@ -139,6 +155,10 @@ impl ContainerProcesses {
         }
         signalled
     }
+}
+
+fn is_alive(process: &OwnedFd) -> bool {
+    !wait_for(process.as_fd(), PollFlags::POLLIN, PollTimeout::ZERO)
 }
 
 /// What tells a namespace from others, as long as it is there.

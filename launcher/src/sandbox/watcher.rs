@@ -38,6 +38,8 @@ pub struct Watch {
     /// one, reports and ends the container.
     claim: OwnedFd,
     announce: OwnedFd,
+    /// This process, which becomes the container's program.
+    program: Option<OwnedFd>,
     reporter: Box<dyn Reporter>,
 }
 
@@ -47,7 +49,7 @@ impl Watch {
         let (claim, announce) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| Failure::caused_by("cannot watch the file servers", errno))?;
-        Ok(Watch { claim, announce, reporter })
+        Ok(Watch { claim, announce, program: sys::pidfd_of_self().ok(), reporter })
     }
 
     /// The container is made: until now its maker has told of every failure, from now on the watchers do.
@@ -60,6 +62,7 @@ impl Watch {
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut descriptors = self.reporter.descriptors();
         descriptors.push(self.claim.as_fd());
+        descriptors.extend(self.program.as_ref().map(AsFd::as_fd));
         descriptors
     }
 
@@ -67,7 +70,8 @@ impl Watch {
     fn claim(&self) -> Option<ContainerProcesses> {
         let message = sys::receive_descriptors(&self.claim, &mut [0], MsgFlags::MSG_DONTWAIT);
         let (_, mut received) = message.ok()?;
-        ContainerProcesses::of(received.pop()?).ok()
+        let program = self.program.as_ref().and_then(|program| program.try_clone().ok());
+        Some(ContainerProcesses::of(received.pop()?).ok()?.with_program(program))
     }
 
     /// The same, but waits until the container is there, or its maker has failed.

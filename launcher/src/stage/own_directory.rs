@@ -77,6 +77,10 @@ fn open_own(all: &OwnedFd, directory: &Path, name: &str, make: bool) -> Result<O
         return Ok(Own::Taken(failed(format!("belongs to uid {}, not to you", stat.st_uid))));
     }
     let mode = stat.st_mode & 0o7777;
+    // Others may have moved a directory here that they could write to.
+    if mode & 0o022 != 0 {
+        return Ok(Own::Taken(failed(format!("has mode {mode:04o}, not 0700"))));
+    }
     if mode & 0o077 != 0 {
         return Err(
             failed(format!("has mode {mode:04o}, not 0700")).hint(format!("chmod 700 {}", shown(path)))
