@@ -45,8 +45,11 @@ pub fn try_lock(cache: &Cache, name: &str) -> Result<TryLock, String> {
             Err(errno) => return Err(failed(errno)),
         }
         // Its last holder may have removed the file in between: then it is no lock any more.
-        let named = statat(&cache.dir, name, AtFlags::SYMLINK_NOFOLLOW).ok();
-        if named.is_some_and(|named| fstat(&file).is_ok_and(|opened| opened.st_ino == named.st_ino)) {
+        let named = match statat(&cache.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => continue,
+            named => named.map_err(failed)?,
+        };
+        if fstat(&file).map_err(failed)?.st_ino == named.st_ino {
             let lock = Lock(file);
             lock.write_holder("");
             return Ok(TryLock::Acquired(lock));
