@@ -170,7 +170,9 @@ fn errors_of_every_call_leave_no_wrong_copy() {
                 // With its own copy, from the source with a note, or not at all with a message; never otherwise.
                 let noted = run.stderr.contains("note: ctl: /shared/a.sqsh is used where it is");
                 let failed = run.code == 125 && run.stdout.is_empty() && run.stderr.contains("mizzen: ");
-                assert!(run.code == 0 && run.stdout == "a\n" || failed, "{what}: {}", run.text());
+                // strace puts an invalid call in the place of the one that fails, and the file server's filter allows none.
+                let filtered = run.stderr.contains("made a system call that its filter does not allow");
+                assert!(run.code == 0 && run.stdout == "a\n" || failed || filtered, "{what}: {}", run.text());
                 (in_place, refused) = (in_place + u32::from(noted), refused + u32::from(failed));
                 assert_sound(&cluster, &what);
                 assert_out(&run_in_time(&cluster, start), 0, "a\n");

@@ -295,10 +295,11 @@ pub fn restrict(mounted: BorrowedFd, shown: &Path, flags: MsFlags) -> Result<(),
 /// others can rename what lies on the path, or serve it. A mount below that cannot be reached so can give no privileges and no
 /// devices either, which the user does not have on the node; but what the user wants restricted must be.
 fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
-    let top = fs::read_link(proc_path(mounted))?;
     let must_hold = added.intersects(MsFlags::MS_RDONLY | MsFlags::MS_NOEXEC);
-    let lines = mountinfo::read()?;
-    for line in lines.iter().filter(|line| line.place.starts_with(&top)) {
+    let (id, lines) = (mountinfo::mount_id(mounted)?, mountinfo::read()?);
+    let own = lines.iter().find(|line| line.id == id).ok_or(Errno::ESTALE)?;
+    let covered = |line: &MountLine| line.id != own.id && line.place == own.place;
+    for line in lines.iter().filter(|line| line.place.starts_with(&own.place) && !covered(line)) {
         let flags = flags_of(line);
         if flags.contains(added) {
             continue;
@@ -307,12 +308,15 @@ fn restrict_one_by_one(mounted: BorrowedFd, added: MsFlags) -> io::Result<()> {
             let flags = flags | added | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
             mount(None::<&str>, &proc_path(place), None::<&str>, flags, None::<&str>)
         };
-        if line.place == top {
+        if line.id == own.id {
             remount(mounted)?;
             continue;
         }
-        let done =
-            open_mount_below(mounted, &top, line, &lines).and_then(|place| Ok(remount(place.as_fd())?));
+        let done = match open_mount_below(mounted, &own.place, line, &lines) {
+            Ok(Some(place)) => remount(place.as_fd()).map_err(io::Error::from),
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
         match done {
             Err(error) if !must_hold => {
                 debug!(place = ?line.place, %error, "a mount below is not restricted")
@@ -341,13 +345,14 @@ fn flags_of(line: &MountLine) -> MsFlags {
     if no_times { flags } else { flags | MsFlags::MS_STRICTATIME }
 }
 
-/// Opens the root of a mount that lies below another one.
+/// Opens the root of a mount that lies below another one, and asks nothing of its file system, nor of those on the way; none if
+/// a later mount covers it.
 fn open_mount_below(
     mounted: BorrowedFd,
     top: &Path,
     line: &MountLine,
     lines: &[MountLine],
-) -> io::Result<OwnedFd> {
+) -> io::Result<Option<OwnedFd>> {
     // Whoever serves what lies between may never answer.
     let is_between = |other: &&MountLine| {
         other.place != line.place && line.place.starts_with(&other.place) && other.place.starts_with(top)
@@ -356,9 +361,19 @@ fn open_mount_below(
         return Err(Errno::EACCES.into());
     }
     let relative = line.place.strip_prefix(top).map_err(io::Error::other)?;
-    let found = walk_in_root(mounted, relative)?;
-    match mountinfo::mount_id(&found)? == line.id {
-        true => Ok(found),
+    let mut names = relative.components().peekable();
+    let mut found = openat(mounted, ".", ANY | OFlag::O_DIRECTORY, Mode::empty())?;
+    while let Some(name) = names.next() {
+        // A link would be no directory; the last is a mount point, which is no link.
+        let kind = if names.peek().is_some() { OFlag::O_DIRECTORY } else { OFlag::empty() };
+        found = openat(&found, name.as_os_str(), ANY | OFlag::O_NOFOLLOW | kind, Mode::empty())?;
+    }
+    let id = mountinfo::mount_id(&found)?;
+    if id == line.id {
+        return Ok(Some(found));
+    }
+    match lines.iter().any(|other| other.id == id && other.place == line.place) {
+        true => Ok(None),
         false => Err(Errno::ESTALE.into()),
     }
 }
