@@ -84,11 +84,8 @@ fn mounts_of_others_below_tmp_do_no_harm() {
         // What is asked to be read-only is, or there is no container.
         let read_only =
             run.replace("mizzen run", "mizzen run -m /tmp:/mnt:ro").replace("echo ran", "touch /mnt/x");
-        let tried = cluster.run_on("ctl", User::Alice, &read_only);
-        match place {
-            "/tmp/b/m" => assert_failed(&tried, 125, "cannot restrict the mount of /mnt: Permission denied"),
-            _ => assert_failed(&tried, 1, "Read-only file system"),
-        }
+        let refused = cluster.run_on("ctl", User::Alice, &read_only);
+        assert_failed(&refused, 125, "cannot restrict the mount of /mnt: Permission denied");
         let unmount = "pkill -u bob -x bindfs; while grep -q fuse.bindfs /proc/mounts; do sleep 0.05; done";
         assert_out(&cluster.run_on("ctl", User::Root, unmount), 0, "");
     }
