@@ -218,13 +218,13 @@ fn check_path_text(value: &[u8]) -> Result<(), Failure> {
             .hint("write --container=IMAGE; a shell variable in it may be unset"));
     }
     if value.len() > PATH_LIMIT {
-        let (length, shown) = (value.len(), quote(value));
+        let (length, shown) = (value.len(), quote_reference(value));
         return Err(Failure::new(format!(
             "the image's name has {length} bytes, more than the {PATH_LIMIT} of a path: {shown}"
         )));
     }
     if value.iter().any(u8::is_ascii_control) {
-        return Err(Failure::new(format!("control character in \"{}\"", quote(value)))
+        return Err(Failure::new(format!("control character in \"{}\"", quote_reference(value)))
             .hint("a newline at the end often comes from $(command) or a file edited elsewhere"));
     }
     Ok(())
@@ -242,7 +242,11 @@ fn scheme_of(value: &[u8]) -> Option<String> {
 /// have any character in them, so all before the last `@` that begins no digest goes.
 fn quote_reference(value: &[u8]) -> String {
     let find = |text: &[u8], wanted: &[u8]| text.windows(wanted.len()).position(|part| part == wanted);
-    let end = find(value, b"@sha256:").unwrap_or(value.len());
+    let is_digest = |at: &usize| {
+        let digits = &value[*at + b"@sha256:".len()..];
+        digits.len() == 64 && digits.iter().all(u8::is_ascii_hexdigit)
+    };
+    let end = find(value, b"@sha256:").filter(is_digest).unwrap_or(value.len());
     let begin = find(&value[..end], b"://").map_or(0, |at| at + 3);
     match value[begin..end].iter().rposition(|byte| *byte == b'@') {
         Some(at) if !value.starts_with(b"/") => {
@@ -329,12 +333,18 @@ mod tests {
             ("docker://u:se/cr@et@host/i", "docker://…@host/i"),
             ("u:secret@host/i", "…@host/i"),
             (long.as_str(), "docker://…@host/i"),
-            ("docker://host/i@sha256:00", "docker://host/i@sha256:00"),
-            ("docker://u:secret@host/i@sha256:00", "docker://…@host/i@sha256:00"),
+            ("docker://u:secret@sha256:5@host/i", "docker://…@host/i"),
             ("/images/a@b.sqsh", "/images/a@b.sqsh"),
         ] {
             assert_eq!(quote_reference(value.as_bytes()), shown);
         }
+        let pin = format!("@sha256:{}", "0".repeat(64));
+        assert_eq!(
+            quote_reference(format!("docker://host/i{pin}").as_bytes()),
+            format!("docker://host/i{pin}")
+        );
+        let both = quote_reference(format!("docker://u:secret@host/i{pin}").as_bytes());
+        assert_eq!(both, format!("docker://…@host/i{pin}"));
     }
 
     #[test]

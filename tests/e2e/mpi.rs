@@ -87,11 +87,18 @@ fn ranks_compute_together(cluster: &Cluster) {
     let program = "python3 allreduce.py";
     assert_silent(&srun(cluster, "--mpi=pmix", "py.sqsh", program), sums);
     // Two steps of one job at the same time on the same nodes.
-    let steps = cluster.run(&format!(
+    let two_steps = format!(
         "set -o pipefail; salloc --quiet -N2 -n8 --ntasks-per-node=4 bash -c 'for step in 1 2; do \
-         srun --quiet -N2 -n4 --ntasks-per-node=2 --exact --mpi=pmix --container=/shared/py.sqsh {program} & \
+         srun --quiet --kill-on-bad-exit=1 -N2 -n4 --ntasks-per-node=2 --exact --mpi=pmix --container=/shared/py.sqsh {program} & \
          done; wait' | sort"
-    ));
+    );
+    let mut steps = cluster.run(&two_steps);
+    // The same race of PMIx 4.0.0rc3 may end a rank by a signal.
+    for _ in 0..2 {
+        if cluster.release() == Release::Slurm20_11 && steps.stdout.lines().count() != 8 {
+            steps = cluster.run(&two_steps);
+        }
+    }
     assert_silent(&steps, &sums.lines().map(|line| format!("{line}\n{line}\n")).collect::<String>());
 }
 

@@ -133,8 +133,10 @@ impl Cluster {
     /// Runs a shell command on a machine as a user, in the user's home directory, with a login's environment.
     pub fn run_on(&self, machine: &str, user: User, script: &str) -> Output {
         let limit = COMMAND_LIMIT.as_secs().to_string();
+        // What outlives the time limit, in process groups of its own, would keep the pipes open that are read here.
+        let limited = "timeout --signal=KILL $0 bash -c \"$1\"; code=$?; [ $SECONDS -lt $0 ] || pkill -KILL -u $UID; exit $code";
         let output = self
-            .command(machine, user, &["timeout", "--signal=KILL", &limit, "bash", "-c", script])
+            .command(machine, user, &["bash", "-c", limited, &limit, script])
             .stdin(Stdio::null())
             .output();
         let output = match output {

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -11,10 +12,10 @@ use std::time::Duration;
 use mizzen_core::Failure;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{chdir, close, getuid};
+use nix::unistd::{Pid, chdir, close, getuid};
 
 use super::command;
 use super::wire::CommandResult;
@@ -59,6 +60,7 @@ fn serve(listener: &UnixListener, owner: BorrowedFd) {
     let _ = chdir("/");
     let _ = nix::sys::prctl::set_name(c"mizzen-slurm");
     let Ok(ended) = child_signals() else { return };
+    let mut strangers = Strangers { held: Vec::new(), closer: None };
     loop {
         let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut watched = [watched(owner), watched(ended.as_fd()), watched(listener.as_fd())];
@@ -71,6 +73,8 @@ fn serve(listener: &UnixListener, owner: BorrowedFd) {
         while let Ok(Some(_)) = ended.read_signal() {}
         while !matches!(waitpid(None, Some(WaitPidFlag::WNOHANG)), Ok(WaitStatus::StillAlive) | Err(_)) {}
         match listener.accept() {
+            // Everybody on the node can connect to an abstract name. The kernel tells who does.
+            Ok((stream, _)) if !is_own(&stream) => strangers.hold(stream),
             Ok((stream, _)) => look_after(stream, listener, owner),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             // Out of descriptors or memory; the connection stays in the queue.
@@ -86,11 +90,44 @@ pub fn child_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
 }
 
-fn look_after(mut stream: UnixStream, listener: &UnixListener, owner: BorrowedFd) {
-    // Everybody on the node can connect to an abstract name. The kernel tells who does.
-    if !sys::peer_uid(stream.as_fd()).is_ok_and(|peer| peer == getuid().as_raw()) {
-        return;
+fn is_own(stream: &UnixStream) -> bool {
+    sys::peer_uid(stream.as_fd()).is_ok_and(|peer| peer == getuid().as_raw())
+}
+
+/// Connections of other users. What they have sent may be descriptors whose last close takes as long as their sender likes, so
+/// they are not closed here: they stay open, and now and then a process of its own closes them.
+struct Strangers {
+    held: Vec<UnixStream>,
+    closer: Option<Pid>,
+}
+
+impl Strangers {
+    const MANY: usize = 64;
+
+    fn hold(&mut self, stream: UnixStream) {
+        // The other end sees the end of the connection.
+        let _ = stream.shutdown(Shutdown::Both);
+        self.held.push(stream);
+        let closing = self.closer.is_some_and(|closer| kill(closer, None).is_ok());
+        if self.held.len() < Strangers::MANY || closing {
+            return;
+        }
+        let Ok((wait, go)) = io::pipe() else { return };
+        let go_number = go.as_raw_fd();
+        // It closes them when this process has: not before, or the last close would be here.
+        let closer = sys::spawn_child(|| {
+            let _ = close(go_number);
+            let _ = (&wait).read(&mut [0]);
+            0
+        });
+        if let Ok(closer) = closer {
+            self.closer = Some(closer);
+            self.held.clear();
+        }
     }
+}
+
+fn look_after(mut stream: UnixStream, listener: &UnixListener, owner: BorrowedFd) {
     let listening = listener.as_raw_fd();
     let child = sys::spawn_child(|| {
         // With it open, a shim would wait for a helper that was killed.

@@ -86,6 +86,8 @@ fn connect() -> Result<UnixStream, Failure> {
     // this user namespace, so this holds also for one who is root inside.
     let peer = sys::peer_uid(stream.as_fd()).map_err(|error| helper_gone(&cause(&error)))?;
     if peer != getuid().as_raw() {
+        // To close it may mean to wait for what the other user has sent.
+        std::mem::forget(stream);
         return Err(helper_gone("has been replaced by another user's"));
     }
     Ok(stream)
