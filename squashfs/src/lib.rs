@@ -1,11 +1,14 @@
-//! Squashfs 4.0: a read-only reader that trusts nothing in an image ([`Image`]), and a FUSE server for it ([`fuse`]).
+//! Squashfs 4.0: a read-only reader that trusts nothing in an image ([`Image`]), a FUSE server for it ([`fuse`]), and
+//! a [`writer`].
 //!
-//! Run by: the user, in the launcher (the reader) and in the FUSE server process (both).
+//! Run by: the user, in the launcher (the reader), in the FUSE server process (reader and server) and in the
+//! importer (the writer).
 
 #![deny(unsafe_code)]
 
 pub mod fuse;
 mod reader;
+pub mod writer;
 
 pub use reader::{
     Compressor, Directory, Entry, EntryType, Error, Image, Inode, InodeRef, Kind, Listing, Piece,

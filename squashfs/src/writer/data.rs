@@ -1,0 +1,273 @@
+//! The data stage: the contents of files become blocks, holes and fragments, in the order in which the files come.
+//!
+//! Only the calling thread reads and writes; the pool compresses. What is under way stands in one queue in the
+//! order of the output, and the front of it is written as soon as too much is under way.
+//!
+//! Nothing is stored twice. The full blocks of a file (a *run*) and its tail are compared with earlier ones
+//! independently. A run is known to be a duplicate only behind its last block; it is already written then, and the
+//! output goes back to where it started.
+//!
+//! Run by: the user, in the importer.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Read;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use super::error::{Error, Result};
+use super::output::{Output, PositionedOutput};
+use super::pool::{BlockDigest, Pool, Ticket};
+use super::{FileId, Options};
+
+/// Blocks under way for each thread: one in work and some for it to go on with.
+const BLOCKS_PER_THREAD: usize = 4;
+/// Entries of the queue, with the holes and ends of files, which no thread has to work on.
+const QUEUE_LIMIT: usize = 4096;
+
+/// Where the contents of one file are in the image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FileData {
+    /// Length in bytes.
+    pub size: u64,
+    /// Bytes of it that are holes.
+    pub sparse: u64,
+    /// Position of the first block in the image; 0 if there is none.
+    pub start: u64,
+    /// Sizes of the blocks as in the inode: 0 for a hole, with bit 24 for what is not compressed.
+    pub blocks: Arc<[u32]>,
+    /// The end of the file that does not fill a block.
+    pub tail: Option<Tail>,
+}
+
+/// A place in a fragment block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tail {
+    /// Number of the fragment block.
+    pub fragment: u32,
+    /// Offset in the decoded block.
+    pub offset: u32,
+}
+
+/// Position and size of a fragment block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fragment {
+    pub start: u64,
+    pub size: u32,
+}
+
+impl Fragment {
+    /// As in the fragment table.
+    pub fn encode(&self) -> [u8; 16] {
+        (u128::from(self.start) | u128::from(self.size) << 64).to_le_bytes()
+    }
+}
+
+/// What is still to be written, in order.
+enum Pending {
+    Block(Ticket),
+    Hole,
+    /// The blocks before belong to this file, or to one that could not be read to its end.
+    EndOfRun(Option<FileId>),
+    Fragment(Ticket),
+}
+
+/// The blocks of one file that are written so far.
+#[derive(Default)]
+struct Run {
+    /// `None` before the first block.
+    start: Option<u64>,
+    sizes: Vec<u32>,
+    digest: Sha256,
+}
+
+impl Run {
+    fn push(&mut self, size: u32, digest: &[u8], position: u64) {
+        self.start.get_or_insert(position);
+        self.sizes.push(size);
+        self.digest.update(size.to_le_bytes());
+        self.digest.update(digest);
+    }
+}
+
+/// The data stage, and what it knows at its end.
+pub(super) struct DataStage<W: Output> {
+    pub out: PositionedOutput<W>,
+    pub files: Vec<FileData>,
+    pub fragments: Vec<Fragment>,
+    block_size: usize,
+    pool: Pool,
+    queue: VecDeque<Pending>,
+    in_work: usize,
+    max_in_work: usize,
+    run: Run,
+    runs: HashMap<BlockDigest, (u64, Arc<[u32]>)>,
+    /// The fragment block that is being filled, and its number.
+    fragment: Vec<u8>,
+    fragment_number: u32,
+    tails: HashMap<BlockDigest, Tail>,
+}
+
+impl<W: Output> DataStage<W> {
+    /// A stage that writes from the current position of `out` on.
+    pub fn new(out: PositionedOutput<W>, options: &Options) -> Result<DataStage<W>> {
+        Ok(DataStage {
+            out,
+            run: Run::default(),
+            files: Vec::new(),
+            fragments: Vec::new(),
+            block_size: options.block_size as usize,
+            pool: Pool::new(options.threads, options.compression, options.block_size)?,
+            queue: VecDeque::new(),
+            in_work: 0,
+            max_in_work: options.threads.get().saturating_mul(BLOCKS_PER_THREAD),
+            runs: HashMap::new(),
+            fragment: Vec::new(),
+            fragment_number: 0,
+            tails: HashMap::new(),
+        })
+    }
+
+    /// Takes the contents of one file.
+    pub fn add_file(&mut self, contents: &mut dyn Read) -> Result<FileId> {
+        let id = FileId(self.files.len());
+        let mut file = FileData::default();
+        let (tail, run_len) = match self.add_blocks(contents, &mut file) {
+            Ok(done) => done,
+            Err(error) => {
+                // Blocks that belong to nothing must not become the start of the next file.
+                self.push(Pending::EndOfRun(None))?;
+                return Err(error);
+            }
+        };
+        self.files.push(file);
+        if run_len > 0 {
+            self.push(Pending::EndOfRun(Some(id)))?;
+        }
+        if !tail.is_empty() {
+            let tail = self.add_tail(&tail)?;
+            if let Some(file) = self.files.get_mut(id.0) {
+                file.tail = Some(tail);
+            }
+        }
+        Ok(id)
+    }
+
+    /// Queues all blocks of a file; returns its tail and the number of blocks.
+    fn add_blocks(&mut self, contents: &mut dyn Read, file: &mut FileData) -> Result<(Vec<u8>, u64)> {
+        let mut count = 0;
+        loop {
+            let mut block = Vec::with_capacity(self.block_size);
+            Read::take(&mut *contents, self.block_size as u64)
+                .read_to_end(&mut block)
+                .map_err(Error::Read)?;
+            let len = block.len();
+            file.size += len as u64;
+            if i64::try_from(file.size).is_err() {
+                return Err(Error::TooMany { what: "bytes in a file", limit: i64::MAX as u64 });
+            }
+            if len > 0 && block.iter().all(|byte| *byte == 0) {
+                // A tail of zeros is a hole, too: as the last block of a file without a fragment.
+                file.sparse += len as u64;
+                self.push(Pending::Hole)?;
+            } else if len == self.block_size {
+                self.in_work += 1;
+                let ticket = self.pool.submit(block);
+                self.push(Pending::Block(ticket))?;
+            } else {
+                return Ok((block, count));
+            }
+            count += 1;
+            if len < self.block_size {
+                return Ok((Vec::new(), count));
+            }
+        }
+    }
+
+    /// Puts a tail into the current fragment block, unless there is an equal one.
+    fn add_tail(&mut self, tail: &[u8]) -> Result<Tail> {
+        let digest = Sha256::digest(tail).into();
+        if let Some(known) = self.tails.get(&digest) {
+            return Ok(*known);
+        }
+        if self.fragment.len() + tail.len() > self.block_size {
+            self.end_fragment()?;
+        }
+        let place = Tail { fragment: self.fragment_number, offset: self.fragment.len() as u32 };
+        self.fragment.extend_from_slice(tail);
+        self.tails.insert(digest, place);
+        Ok(place)
+    }
+
+    fn end_fragment(&mut self) -> Result<()> {
+        if self.fragment.is_empty() {
+            return Ok(());
+        }
+        // The highest number means "no fragment".
+        if self.fragment_number == u32::MAX - 1 {
+            return Err(Error::TooMany { what: "fragment blocks", limit: u64::from(u32::MAX) - 1 });
+        }
+        self.fragment_number += 1;
+        let block = std::mem::replace(&mut self.fragment, Vec::with_capacity(self.block_size));
+        self.in_work += 1;
+        let ticket = self.pool.submit(block);
+        self.push(Pending::Fragment(ticket))
+    }
+
+    fn push(&mut self, pending: Pending) -> Result<()> {
+        self.queue.push_back(pending);
+        while self.in_work > self.max_in_work || self.queue.len() > QUEUE_LIMIT {
+            self.write_front()?;
+        }
+        Ok(())
+    }
+
+    /// Writes all that is under way. No file can be added afterwards.
+    pub fn finish(&mut self) -> Result<()> {
+        self.end_fragment()?;
+        while !self.queue.is_empty() {
+            self.write_front()?;
+        }
+        Ok(())
+    }
+
+    fn write_front(&mut self) -> Result<()> {
+        match self.queue.pop_front() {
+            None => Ok(()),
+            Some(Pending::Block(ticket)) => {
+                self.in_work -= 1;
+                let block = ticket.wait()?;
+                self.run.push(block.size, &block.digest, self.out.position());
+                self.out.write(&block.bytes)
+            }
+            Some(Pending::Hole) => {
+                self.run.push(0, &[], self.out.position());
+                Ok(())
+            }
+            Some(Pending::EndOfRun(file)) => self.end_run(file),
+            Some(Pending::Fragment(ticket)) => {
+                self.in_work -= 1;
+                let block = ticket.wait()?;
+                self.fragments.push(Fragment { start: self.out.position(), size: block.size });
+                self.out.write(&block.bytes)
+            }
+        }
+    }
+
+    fn end_run(&mut self, file: Option<FileId>) -> Result<()> {
+        let run = std::mem::take(&mut self.run);
+        let Some(start) = run.start else { return Ok(()) };
+        let Some(file) = file.and_then(|id| self.files.get_mut(id.0)) else {
+            return self.out.seek(start);
+        };
+        let digest = run.digest.finalize().into();
+        if let Some((known, sizes)) = self.runs.get(&digest) {
+            (file.start, file.blocks) = (*known, Arc::clone(sizes));
+            return self.out.seek(start);
+        }
+        let only_holes = run.sizes.iter().all(|size| *size == 0);
+        (file.start, file.blocks) = (if only_holes { 0 } else { start }, run.sizes.into());
+        self.runs.insert(digest, (file.start, Arc::clone(&file.blocks)));
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! Threads that compress blocks. Each block comes back through its own channel, so that the order in which the
+//! blocks are written is the order in which they were sent, whatever the threads do.
+//!
+//! Run by: the user, in the importer.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
+
+use sha2::{Digest, Sha256};
+
+use super::codec::{Compression, Encoder};
+use super::error::{Error, Result};
+
+/// Set in the size of a data block that is stored as it is.
+const STORED: u32 = 1 << 24;
+
+/// What blocks are compared by. Strong, since whoever made the layers would otherwise choose two files that are
+/// taken for one.
+pub(super) type BlockDigest = [u8; 32];
+
+/// A block as it is in the image.
+pub(super) struct StoredBlock {
+    pub bytes: Vec<u8>,
+    /// Its length, with a bit for the ones that are not compressed.
+    pub size: u32,
+    /// Of `bytes`: they are fewer than the decoded ones, and equal if and only if those are.
+    pub digest: BlockDigest,
+}
+
+/// A block that a thread works on.
+pub(super) struct Ticket(Receiver<Result<StoredBlock>>);
+
+impl Ticket {
+    /// Waits for the block.
+    pub fn wait(self) -> Result<StoredBlock> {
+        self.0.recv().unwrap_or_else(|_| Err(Error::Compress(io::Error::other("a compressor thread failed"))))
+    }
+}
+
+struct Job {
+    block: Vec<u8>,
+    reply: SyncSender<Result<StoredBlock>>,
+}
+
+/// The threads; they end with it.
+pub(super) struct Pool {
+    /// `None` only while it is dropped.
+    jobs: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    pub fn new(threads: NonZeroUsize, compression: Compression, block_size: u32) -> Result<Pool> {
+        let (jobs, queue) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        let mut pool = Pool { jobs: Some(jobs), threads: Vec::new() };
+        for number in 0..threads.get() {
+            let encoder = Encoder::new(compression, block_size)?;
+            let queue = Arc::clone(&queue);
+            let thread =
+                Builder::new().name(format!("compress-{number}")).spawn(move || work(encoder, &queue));
+            pool.threads.push(thread.map_err(Error::Compress)?);
+        }
+        Ok(pool)
+    }
+
+    /// Has a block compressed. The caller bounds how many are under way.
+    pub fn submit(&self, block: Vec<u8>) -> Ticket {
+        let (reply, ticket) = sync_channel(1);
+        if let Some(jobs) = &self.jobs {
+            // Fails only if all threads are gone; then waiting for the ticket tells it.
+            let _ = jobs.send(Job { block, reply });
+        }
+        Ticket(ticket)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(mut encoder: Encoder, queue: &Mutex<Receiver<Job>>) {
+    loop {
+        // The lock is held while waiting: the others would wait for the same.
+        let job = match queue.lock() {
+            Ok(queue) => queue.recv(),
+            Err(_) => return,
+        };
+        let Ok(Job { block, reply }) = job else { return };
+        let _ = reply.send(encode(&mut encoder, block));
+    }
+}
+
+fn encode(encoder: &mut Encoder, block: Vec<u8>) -> Result<StoredBlock> {
+    let (bytes, flag) = match encoder.encode(&block)? {
+        Some(compressed) => (compressed.to_vec(), 0),
+        None => (block, STORED),
+    };
+    // A block has at most 1 MiB.
+    let size = bytes.len() as u32 | flag;
+    let digest = Sha256::digest(&bytes).into();
+    Ok(StoredBlock { bytes, size, digest })
+}
