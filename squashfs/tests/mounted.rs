@@ -6,7 +6,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -14,29 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use common::{Random, TempDir, make_image, make_sparse, make_tree, run};
+use common::{Random, TempDir, isolated, make_image, make_sparse, make_tree, run, xattrs};
 use rustix::mount::{UnmountFlags, unmount};
 
 const SERVER: &str = env!("CARGO_BIN_EXE_squashfs-serve");
-
-/// True in the run that does the work; else starts that run and reports its result.
-fn isolated(test: &str) -> bool {
-    if std::env::var_os("SQFS_TEST_ISOLATED").is_some() {
-        return true;
-    }
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
-    // In the new pid namespace every run has the same process id: the directory that is its own comes from here.
-    let dir = TempDir::new(test);
-    let output = command
-        .envs([("SQFS_TEST_ISOLATED", "1".as_ref()), ("TMPDIR", dir.0.as_os_str())])
-        .output()
-        .expect("unshare can be started");
-    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    false
-}
 
 struct Mounted {
     server: Child,
@@ -72,22 +53,6 @@ impl Mounted {
         }
         assert!(self.server.wait().unwrap().success());
     }
-}
-
-fn xattrs(path: &Path) -> BTreeMap<CString, Vec<u8>> {
-    let mut list = vec![0; 65536];
-    let len = match rustix::fs::llistxattr(path, &mut list[..]) {
-        Ok(len) => len,
-        Err(rustix::io::Errno::OPNOTSUPP) => 0,
-        Err(error) => panic!("{}: {error}", path.display()),
-    };
-    let names = list[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty());
-    let value = |name: &[u8]| {
-        let mut value = vec![0; 65536];
-        let len = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap();
-        (CString::new(name).unwrap(), value[..len].to_vec())
-    };
-    names.map(value).collect()
 }
 
 fn names(path: &Path) -> Vec<OsString> {

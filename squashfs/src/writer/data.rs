@@ -225,6 +225,11 @@ impl<W: Output> DataStage<W> {
     /// Writes all that is under way. No file can be added afterwards.
     pub fn finish(&mut self) -> Result<()> {
         self.end_fragment()?;
+        self.write_queue()
+    }
+
+    /// Writes all but the fragment block that is being filled.
+    pub fn write_queue(&mut self) -> Result<()> {
         while !self.queue.is_empty() {
             self.write_front()?;
         }

@@ -106,6 +106,12 @@ impl<W: Output> Writer<W> {
         self.data.add_file(&mut contents)
     }
 
+    /// Where contents are in the image. Waits until all that was added is written: meant for the end of the stage.
+    pub fn file_data(&mut self, file: FileId) -> Result<&FileData> {
+        self.data.write_queue()?;
+        self.data.files.get(file.0).ok_or(Error::Unknown { what: "a file" })
+    }
+
     /// Writes the tree with all tables, and gives the output back. It is not synced.
     pub fn finish(self, tree: &Tree) -> Result<W> {
         let Writer { options, mut data } = self;

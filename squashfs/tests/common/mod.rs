@@ -1,7 +1,8 @@
 //! What the tests share: a directory tree with every kind of file, and images of it.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown, lchown, symlink};
@@ -162,4 +163,39 @@ fn make_xattrs(root: &Path) {
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
     set(&dir.join("fifo"), "trusted.of-a-fifo", b"f");
     lchown(dir.join("link"), Some(12), Some(13)).unwrap();
+}
+
+pub fn xattrs(path: &Path) -> BTreeMap<CString, Vec<u8>> {
+    let mut list = vec![0; 65536];
+    let len = match rustix::fs::llistxattr(path, &mut list[..]) {
+        Ok(len) => len,
+        Err(rustix::io::Errno::OPNOTSUPP) => 0,
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    let names = list[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    let value = |name: &[u8]| {
+        let mut value = vec![0; 65536];
+        let len = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap();
+        (CString::new(name).unwrap(), value[..len].to_vec())
+    };
+    names.map(value).collect()
+}
+
+/// True in the run that does the work; else starts that run and reports its result.
+pub fn isolated(test: &str) -> bool {
+    if std::env::var_os("SQFS_TEST_ISOLATED").is_some() {
+        return true;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
+    // In the new pid namespace every run has the same process id: the directory that is its own comes from here.
+    let dir = TempDir::new(test);
+    let output = command
+        .envs([("SQFS_TEST_ISOLATED", "1".as_ref()), ("TMPDIR", dir.0.as_os_str())])
+        .output()
+        .expect("unshare can be started");
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    false
 }
