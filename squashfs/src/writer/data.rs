@@ -166,7 +166,7 @@ impl<W: Output> DataStage<W> {
             if i64::try_from(file.size).is_err() {
                 return Err(Error::TooMany { what: "bytes in a file", limit: i64::MAX as u64 });
             }
-            if len > 0 && block.iter().all(|byte| *byte == 0) {
+            if is_zero(&block) {
                 // A tail of zeros is a hole, too: as the last block of a file without a fragment.
                 file.sparse += len as u64;
                 self.push(Pending::Hole)?;
@@ -274,5 +274,30 @@ impl<W: Output> DataStage<W> {
         (file.start, file.blocks) = (if only_holes { 0 } else { start }, run.sizes.into());
         self.runs.insert(digest, (file.start, Arc::clone(&file.blocks)));
         Ok(())
+    }
+}
+
+/// Whether a block is nothing but zeros, and not empty: the first byte is zero, and each equals the one before it,
+/// which is compared as fast as memory is read.
+fn is_zero(block: &[u8]) -> bool {
+    match block {
+        [0, rest @ ..] => block.get(..rest.len()) == Some(rest),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_zero;
+
+    #[test]
+    fn zeros() {
+        assert!(is_zero(&[0]) && is_zero(&[0; 4096]));
+        assert!(!is_zero(&[]) && !is_zero(&[1]) && !is_zero(&[1, 1, 1]));
+        for at in [0, 1, 17, 4095] {
+            let mut block = [0; 4096];
+            block[at] = 1;
+            assert!(!is_zero(&block), "{at}");
+        }
     }
 }

@@ -100,3 +100,22 @@ fn encode_run(run: &[ListingEntry<'_>], first: &ListingEntry<'_>) -> Vec<u8> {
     }
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(block: u32, number: u32) -> ListingEntry<'static> {
+        ListingEntry { name: b"n", inode: MetadataRef { block, offset: 0 }, number, file_type: 2 }
+    }
+
+    #[test]
+    fn a_run_ends_where_its_header_does_not_fit() {
+        assert_eq!(run_len(&[]), 0);
+        let many: Vec<_> = (1..=300).map(|number| entry(0, number)).collect();
+        assert_eq!(run_len(&many), 256);
+        assert_eq!(run_len(&[entry(0, 1), entry(0, 2), entry(8000, 3)]), 2);
+        assert_eq!(run_len(&[entry(0, 1), entry(0, 32768), entry(0, 32769)]), 2);
+        assert_eq!(run_len(&[entry(0, 40000), entry(0, 40000 - 32768), entry(0, 40000 - 32769)]), 2);
+    }
+}

@@ -161,3 +161,45 @@ impl Encoded {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::writer::data::Tail;
+
+    fn encoded(file: &FileData, nlink: u32) -> Vec<u8> {
+        let head = InodeHead { mode: 0o644, uid: 1, gid: 2, mtime: 3, number: 4, nlink, xattrs: None };
+        encode_inode(&head, &InodeBody::File(file))
+    }
+
+    #[test]
+    fn a_file_has_the_basic_form_while_its_numbers_fit() {
+        let small = FileData { size: u32::MAX.into(), start: u32::MAX.into(), ..FileData::default() };
+        assert_eq!(encoded(&small, 1)[..2], [2, 0]);
+        assert_eq!(encoded(&small, 2)[..2], [9, 0]);
+        for large in [
+            FileData { size: 1 << 32, ..small.clone() },
+            FileData { start: 1 << 32, ..small.clone() },
+            FileData { sparse: 1, ..small.clone() },
+        ] {
+            assert_eq!(encoded(&large, 1)[..2], [9, 0], "{large:?}");
+        }
+    }
+
+    #[test]
+    fn an_extended_file_has_positions_beyond_4_gib() {
+        let tail = Some(Tail { fragment: 5, offset: 6 });
+        let file = FileData { size: 10, sparse: 0, start: 0x12_3456_789a, blocks: [7].into(), tail };
+        let inode = encoded(&file, 1);
+        assert_eq!(inode.len(), 16 + 40 + 4);
+        assert_eq!(inode[16..24], 0x12_3456_789a_u64.to_le_bytes());
+        assert_eq!(inode[40..], [1, 5, 6, NONE, 7].map(u32::to_le_bytes).concat());
+    }
+
+    #[test]
+    fn devices_are_encoded_as_the_kernel_does() {
+        assert_eq!(device_number(Device { major: 1, minor: 3 }), 0x103);
+        assert_eq!(device_number(Device { major: 4095, minor: (1 << 20) - 1 }), u32::MAX);
+        assert_eq!(device_number(Device { major: 259, minor: 0x11170 }), 0x1111_0370);
+    }
+}

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io::{self, Cursor, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
 
+use mizzen_squashfs::Kind;
 use mizzen_squashfs::writer::{Attributes, Compression, Content, Device, Error, Options, Tree, Writer};
 
 use crate::common::{Random, TempDir, isolated};
@@ -249,6 +251,35 @@ fn contents_of_another_writer_are_refused() {
     tree.add(Tree::ROOT, b"f", attributes(0o644), Content::File(file)).unwrap();
     let writer = Writer::new(Cursor::new(Vec::new()), small()).unwrap();
     assert!(matches!(writer.finish(&tree), Err(Error::Unknown { what: "a file" })));
+}
+
+#[test]
+fn holes_take_no_space_and_sizes_beyond_4_gib_are_kept() {
+    if !isolated("limits::holes_take_no_space_and_sizes_beyond_4_gib_are_kept") {
+        return;
+    }
+    let dir = TempDir::new("holes");
+    let mut writer = Writer::new(Cursor::new(Vec::new()), options(ZSTD, 1 << 20, 2)).unwrap();
+    let mut tree = Tree::new(attributes(0o755)).unwrap();
+    let huge = io::repeat(0).take((4 << 30) + (1 << 20)).chain(b"end".as_slice());
+    let huge = writer.add_file(huge).unwrap();
+    tree.add(Tree::ROOT, b"huge", attributes(0o644), Content::File(huge)).unwrap();
+    let holes = (4 << 30) + (1 << 20);
+    let data = writer.file_data(huge).unwrap();
+    assert_eq!((data.size, data.sparse, data.start, data.blocks.len()), (holes + 3, holes, 0, 4097));
+    let image = open(&writer.finish(&tree).unwrap().into_inner(), &dir);
+    assert_eq!(image.superblock().bytes_used.next_multiple_of(4096), 4096);
+    let inode = image.resolve(b"huge").unwrap();
+    assert_eq!(inode.size(), holes + 3);
+    assert!(matches!(inode.kind, Kind::File(ref file) if file.sparse == holes));
+    with_mount(&dir.join("image"), &dir.join("mnt"), |at| {
+        let file = fs::File::open(at.join("huge")).unwrap();
+        let metadata = file.metadata().unwrap();
+        assert_eq!((metadata.len(), metadata.blocks()), (holes + 3, 1));
+        let mut end = [1; 5];
+        file.read_exact_at(&mut end, holes - 2).unwrap();
+        assert_eq!(&end, b"\0\0end");
+    });
 }
 
 /// A full disk is an error at the latest when the image is finished.
