@@ -25,6 +25,9 @@ const BLOCKS_PER_THREAD: usize = 4;
 /// Entries of the queue, with the holes and ends of files, which no thread has to work on.
 const QUEUE_LIMIT: usize = 4096;
 
+/// The bits of a block's size that are its length.
+pub(super) const STORED_LEN: u32 = (1 << 24) - 1;
+
 /// Where the contents of one file are in the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileData {
@@ -38,6 +41,8 @@ pub struct FileData {
     pub blocks: Arc<[u32]>,
     /// The end of the file that does not fill a block.
     pub tail: Option<Tail>,
+    /// What the blocks are compared by, if there are any.
+    pub(super) run: BlockDigest,
 }
 
 /// A place in a fragment block.
@@ -203,15 +208,20 @@ impl<W: Output> DataStage<W> {
         if self.fragment.is_empty() {
             return Ok(());
         }
+        self.next_fragment()?;
+        let block = std::mem::replace(&mut self.fragment, Vec::with_capacity(self.block_size));
+        self.in_work += 1;
+        let ticket = self.pool.submit(block);
+        self.push(Pending::Fragment(ticket))
+    }
+
+    fn next_fragment(&mut self) -> Result<()> {
         // The highest number means "no fragment".
         if self.fragment_number == u32::MAX - 1 {
             return Err(Error::TooMany { what: "fragment blocks", limit: u64::from(u32::MAX) - 1 });
         }
         self.fragment_number += 1;
-        let block = std::mem::replace(&mut self.fragment, Vec::with_capacity(self.block_size));
-        self.in_work += 1;
-        let ticket = self.pool.submit(block);
-        self.push(Pending::Fragment(ticket))
+        Ok(())
     }
 
     fn push(&mut self, pending: Pending) -> Result<()> {
@@ -222,7 +232,7 @@ impl<W: Output> DataStage<W> {
         Ok(())
     }
 
-    /// Writes all that is under way. No file can be added afterwards.
+    /// Writes all that is under way, with the fragment block that is being filled.
     pub fn finish(&mut self) -> Result<()> {
         self.end_fragment()?;
         self.write_queue()
@@ -265,15 +275,33 @@ impl<W: Output> DataStage<W> {
         let Some(file) = file.and_then(|id| self.files.get_mut(id.0)) else {
             return self.out.seek(start);
         };
-        let digest = run.digest.finalize().into();
-        if let Some((known, sizes)) = self.runs.get(&digest) {
+        file.run = run.digest.finalize().into();
+        if let Some((known, sizes)) = self.runs.get(&file.run) {
             (file.start, file.blocks) = (*known, Arc::clone(sizes));
             return self.out.seek(start);
         }
         let only_holes = run.sizes.iter().all(|size| *size == 0);
         (file.start, file.blocks) = (if only_holes { 0 } else { start }, run.sizes.into());
-        self.runs.insert(digest, (file.start, Arc::clone(&file.blocks)));
+        self.runs.insert(file.run, (file.start, Arc::clone(&file.blocks)));
         Ok(())
+    }
+
+    /// Where blocks equal to those of a file are.
+    pub fn known_run(&self, file: &FileData) -> Option<u64> {
+        self.runs.get(&file.run).map(|(start, _)| *start)
+    }
+
+    /// Has later files share the blocks of this one.
+    pub fn remember_run(&mut self, file: &FileData) {
+        self.runs.insert(file.run, (file.start, Arc::clone(&file.blocks)));
+    }
+
+    /// Takes in a fragment block that is written already, while none is being filled; returns its number.
+    pub fn add_fragment(&mut self, fragment: Fragment) -> Result<u32> {
+        let number = self.fragment_number;
+        self.next_fragment()?;
+        self.fragments.push(fragment);
+        Ok(number)
     }
 }
 

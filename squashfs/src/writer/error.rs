@@ -37,6 +37,8 @@ pub enum Error {
     Device { name: Vec<u8>, major: u32, minor: u32 },
     /// An extended attribute that squashfs or Linux does not have.
     Xattr { name: Vec<u8>, attribute: Vec<u8>, problem: &'static str },
+    /// A segment cannot be taken into an image of another kind.
+    Segment,
     /// The format has a field too small for this.
     TooMany { what: &'static str, limit: u64 },
 }
@@ -77,6 +79,7 @@ impl fmt::Display for Error {
             Error::Xattr { name, attribute, problem } => {
                 write!(f, "the extended attribute \"{}\" of \"{}\" {problem}", short(attribute), short(name))
             }
+            Error::Segment => write!(f, "a segment with another compressor or block size than the image"),
             Error::TooMany { what, limit } => write!(f, "too many {what}: squashfs has at most {limit}"),
         }
     }

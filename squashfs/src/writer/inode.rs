@@ -189,7 +189,8 @@ mod tests {
     #[test]
     fn an_extended_file_has_positions_beyond_4_gib() {
         let tail = Some(Tail { fragment: 5, offset: 6 });
-        let file = FileData { size: 10, sparse: 0, start: 0x12_3456_789a, blocks: [7].into(), tail };
+        let start = 0x12_3456_789a;
+        let file = FileData { size: 10, start, blocks: [7].into(), tail, ..FileData::default() };
         let inode = encoded(&file, 1);
         assert_eq!(inode.len(), 16 + 40 + 4);
         assert_eq!(inode[16..24], 0x12_3456_789a_u64.to_le_bytes());

@@ -5,6 +5,8 @@
 //! and may use each content any number of times ([`Writer::finish`]). So nothing has to be unpacked, and a tree may
 //! still change while contents come in.
 //!
+//! Contents may also be compressed before, as a [`Segment`] of which an image takes what it needs.
+//!
 //! The same contents and the same tree give the same bytes: neither the number of threads nor the time nor a hash
 //! map's order shows. Memory is bounded by some blocks per thread and a small record per file.
 //!
@@ -20,12 +22,13 @@ mod inode;
 mod metadata;
 mod output;
 mod pool;
+mod segment;
 mod superblock;
 mod tables;
 mod tree;
 mod xattr;
 
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::num::NonZeroUsize;
 
 use codec::Encoder;
@@ -38,6 +41,7 @@ pub use codec::Compression;
 pub use data::{FileData, Tail};
 pub use error::{Error, Result};
 pub use output::Output;
+pub use segment::{Segment, SegmentWriter};
 pub use tree::{Attributes, Content, Device, NodeId, Tree};
 
 /// The length of an image is a multiple of this, as mksquashfs makes it: loop devices need it.
@@ -70,6 +74,16 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    fn check(&self) -> Result<()> {
+        let size = self.block_size;
+        if !size.is_power_of_two() || !(MIN_BLOCK_SIZE..=MAX_BLOCK_SIZE).contains(&size) {
+            return Err(Error::BlockSize(size));
+        }
+        self.compression.check()
+    }
+}
+
 /// The contents of one file, valid for the writer that they were given to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileId(usize);
@@ -83,11 +97,7 @@ pub struct Writer<W: Output> {
 impl<W: Output> Writer<W> {
     /// Starts an image at the start of `out`.
     pub fn new(out: W, options: Options) -> Result<Writer<W>> {
-        let size = options.block_size;
-        if !size.is_power_of_two() || !(MIN_BLOCK_SIZE..=MAX_BLOCK_SIZE).contains(&size) {
-            return Err(Error::BlockSize(size));
-        }
-        options.compression.check()?;
+        options.check()?;
         let mut out = PositionedOutput::new(out);
         // The superblock is known last. Until then zeros stand for it, so that half an image is not taken for one.
         out.write(&[0; SUPERBLOCK_LEN])?;
@@ -104,6 +114,19 @@ impl<W: Output> Writer<W> {
     /// Contents that no entry of the tree uses stay in the image; they only take space.
     pub fn add_file(&mut self, mut contents: impl Read) -> Result<FileId> {
         self.data.add_file(&mut contents)
+    }
+
+    /// Takes those contents of a segment that are `wanted`, without compressing them again; `source` is what the
+    /// segment was written to. Returns what each is in this image, in the order of the segment.
+    ///
+    /// A fragment block is copied whole if any file with its end there is wanted.
+    pub fn add_segment(
+        &mut self,
+        segment: &Segment,
+        source: &mut (impl Read + Seek),
+        wanted: impl FnMut(FileId) -> bool,
+    ) -> Result<Vec<Option<FileId>>> {
+        self.data.add_segment(segment, &self.options, source, wanted)
     }
 
     /// Where contents are in the image. Waits until all that was added is written: meant for the end of the stage.

@@ -5,7 +5,9 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use mizzen_squashfs::Kind;
-use mizzen_squashfs::writer::{Attributes, Compression, Content, Device, Error, Options, Tree, Writer};
+use mizzen_squashfs::writer::{
+    Attributes, Compression, Content, Device, Error, Options, SegmentWriter, Tree, Writer,
+};
 
 use crate::common::{Random, TempDir, isolated};
 use crate::model::{Entry, Model, assert_same, attributes, facts_in_directory, facts_in_image, options};
@@ -280,6 +282,59 @@ fn holes_take_no_space_and_sizes_beyond_4_gib_are_kept() {
         file.read_exact_at(&mut end, holes - 2).unwrap();
         assert_eq!(&end, b"\0\0end");
     });
+}
+
+/// Two layers with files in common, of which every third is hidden, between files that are added directly.
+#[test]
+fn segments_give_what_is_wanted_of_them() {
+    if !isolated("limits::segments_give_what_is_wanted_of_them") {
+        return;
+    }
+    let dir = TempDir::new("segments");
+    let contents = |number: u64| match number % 10 {
+        0 => Vec::new(),
+        1 => vec![0; 10_000],
+        _ => Random(number + 1).bytes((number * 97 % 30_000) as usize),
+    };
+    let mut writer = Writer::new(Cursor::new(Vec::new()), small()).unwrap();
+    let mut model = Model { root: attributes(0o755), ..Model::default() };
+    let mut tree = Tree::new(attributes(0o755)).unwrap();
+    let mut add = |name: String, contents: Vec<u8>, file| {
+        tree.add(Tree::ROOT, name.as_bytes(), attributes(0o644), Content::File(file)).unwrap();
+        model.file(name, contents);
+    };
+    let mut used = Vec::new();
+    for (layer, files) in [(1, 0..300), (2, 200..400)] {
+        let direct = writer.add_file(format!("direct {layer}").as_bytes()).unwrap();
+        add(format!("direct {layer}"), format!("direct {layer}").into(), direct);
+        let mut segment = SegmentWriter::new(Cursor::new(Vec::new()), small()).unwrap();
+        let ids: Vec<_> =
+            files.clone().map(|number| segment.add_file(contents(number).as_slice()).unwrap()).collect();
+        let (mut source, segment) = segment.finish().unwrap();
+        let hidden = |id| ids.iter().position(|other| *other == id).unwrap() % 3 == 1;
+        let taken = writer.add_segment(&segment, &mut source, |id| !hidden(id)).unwrap();
+        for ((number, id), taken) in files.zip(&ids).zip(taken) {
+            assert_eq!(taken.is_none(), hidden(*id));
+            if let Some(file) = taken {
+                add(format!("{layer}-{number}"), contents(number), file);
+                used.push((number, writer.file_data(file).unwrap().clone()));
+            }
+        }
+    }
+    // What both layers have is there once.
+    for (number, data) in used.iter().filter(|(_, data)| data.blocks.iter().any(|size| *size > 0)) {
+        let mut same = used.iter().filter(|(other, _)| other == number);
+        assert!(same.all(|(_, other)| other.start == data.start), "{number}");
+    }
+    let image = writer.finish(&tree).unwrap().into_inner();
+    assert_same(&model.facts(), &facts_in_image(&open(&image, &dir)), "reader");
+    with_mount(&dir.join("image"), &dir.join("mnt"), |at| {
+        assert_same(&model.facts(), &facts_in_directory(at), "kernel");
+    });
+    let (mut source, segment) =
+        SegmentWriter::new(Cursor::new(Vec::new()), options(ZSTD, 8192, 1)).unwrap().finish().unwrap();
+    let mut writer = Writer::new(Cursor::new(Vec::new()), small()).unwrap();
+    assert!(matches!(writer.add_segment(&segment, &mut source, |_| true), Err(Error::Segment)));
 }
 
 /// A full disk is an error at the latest when the image is finished.
