@@ -155,3 +155,49 @@ fn encode_xz(
         _ => Err(liblzma::stream::Error::Mem),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Compressor;
+
+    const ALL: [Compression; 7] = [
+        Compression::Zstd { level: 1 },
+        Compression::Zstd { level: 19 },
+        Compression::Gzip { level: 1 },
+        Compression::Gzip { level: 12 },
+        Compression::Xz,
+        Compression::Lz4,
+        Compression::None,
+    ];
+
+    /// Bytes without any pattern that a compressor could find.
+    fn noise(len: usize) -> Vec<u8> {
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn blocks_come_back_or_are_stored_when_that_is_smaller() {
+        for compression in ALL {
+            let mut encoder = Encoder::new(compression, 1 << 20).unwrap();
+            for len in [1, 2, 100, 4096, 8192, 1 << 20] {
+                assert_eq!(encoder.encode(&noise(len)).unwrap(), None, "{compression:?}, {len}");
+            }
+            for len in [4096, 8192, 1 << 20] {
+                let text: Vec<u8> = noise(64).into_iter().cycle().take(len).collect();
+                let Some(encoded) = encoder.encode(&text).unwrap() else {
+                    assert_eq!(compression, Compression::None);
+                    continue;
+                };
+                assert!(encoded.len() < len / 10, "{compression:?}, {len}");
+                let decoder = Compressor::from_id(compression.id()).unwrap();
+                assert!(*decoder.decompress(encoded, len, 0).unwrap() == *text, "{compression:?}, {len}");
+            }
+        }
+    }
+}
