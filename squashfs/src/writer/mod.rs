@@ -141,7 +141,7 @@ impl<W: Output> Writer<W> {
         data.finish()?;
         let mut encoder = Encoder::new(options.compression, options.block_size)?;
         let tables = tables::build(tree, &data.files, &mut encoder)?;
-        let fragments = data.fragments.iter();
+        let fragments = tables.fragments.keys().filter_map(|number| data.fragments.get(*number as usize));
         let fragments: Vec<u8> = fragments.flat_map(|fragment| fragment.encode()).collect();
         let ids: Vec<u8> = tables.ids.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         let no_head = |_: &mut PositionedOutput<W>| Ok(());
@@ -169,7 +169,7 @@ impl<W: Output> Writer<W> {
             superblock::Counts {
                 inodes: tables.inode_count,
                 // Both are checked where they are counted.
-                fragments: data.fragments.len() as u32,
+                fragments: tables.fragments.len() as u32,
                 ids: tables.ids.ids.len() as u16,
             },
             tables.root,

@@ -6,7 +6,7 @@
 //!
 //! Run by: the user, in the importer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::FileId;
 use super::codec::Encoder;
@@ -26,6 +26,8 @@ pub(super) struct Tables<'a> {
     pub directories: MetadataTable,
     pub ids: IdTable,
     pub xattrs: XattrTable<'a>,
+    /// The numbers that the data stage gave to the fragment blocks in use, each with the one that it has in the image.
+    pub fragments: BTreeMap<u32, u32>,
     pub inode_count: u32,
     pub root: MetadataRef,
 }
@@ -67,6 +69,7 @@ struct NodeState {
 /// Turns a tree into its tables.
 pub(super) fn build<'a>(tree: &'a Tree, files: &[FileData], encoder: &mut Encoder) -> Result<Tables<'a>> {
     let (order, states, inode_count) = number_nodes(tree)?;
+    let fragments = used_fragments(tree, files, &states);
     let mut builder = Builder {
         tree,
         files,
@@ -76,6 +79,7 @@ pub(super) fn build<'a>(tree: &'a Tree, files: &[FileData], encoder: &mut Encode
             directories: MetadataTable::default(),
             ids: IdTable::default(),
             xattrs: XattrTable::default(),
+            fragments,
             inode_count,
             root: MetadataRef { block: 0, offset: 0 },
         },
@@ -128,6 +132,18 @@ fn number_nodes(tree: &Tree) -> Result<(Vec<NodeId>, Vec<NodeState>, u32)> {
     Ok((order, states, last))
 }
 
+/// The fragment blocks that entries of the tree use. The others are left out of the table: unsquashfs takes an image
+/// with more of them than inodes for a corrupt one.
+fn used_fragments(tree: &Tree, files: &[FileData], states: &[NodeState]) -> BTreeMap<u32, u32> {
+    let named = tree.nodes.iter().zip(states).filter(|(_, state)| state.number != 0);
+    let tails = named.filter_map(|(node, _)| match node.content {
+        Content::File(FileId(file)) => files.get(file)?.tail,
+        _ => None,
+    });
+    let used: BTreeSet<u32> = tails.map(|tail| tail.fragment).collect();
+    used.into_iter().zip(0..).collect()
+}
+
 struct Builder<'t, 'f> {
     tree: &'t Tree,
     files: &'f [FileData],
@@ -167,13 +183,19 @@ impl Builder<'_, '_> {
             xattrs: self.tables.xattrs.number(&attributes.xattrs, encoder)?,
         };
         let listing = state.listing.take();
+        let mut file;
         let body = match &node.content {
             Content::Directory => InodeBody::Directory {
                 listing: listing.as_ref().ok_or(Error::Unknown { what: "a listing" })?,
                 parent: state.parent,
             },
-            Content::File(FileId(file)) => {
-                InodeBody::File(self.files.get(*file).ok_or(Error::Unknown { what: "a file" })?)
+            Content::File(FileId(number)) => {
+                file = self.files.get(*number).ok_or(Error::Unknown { what: "a file" })?.clone();
+                if let Some(tail) = &mut file.tail {
+                    let fragment = self.tables.fragments.get(&tail.fragment);
+                    tail.fragment = *fragment.ok_or(Error::Unknown { what: "a fragment block" })?;
+                }
+                InodeBody::File(&file)
             }
             Content::Symlink(target) => InodeBody::Symlink(target),
             Content::BlockDevice(device) => InodeBody::BlockDevice(*device),

@@ -231,6 +231,10 @@ fn names_can_be_removed_and_contents_stay_unused() {
     let dir = TempDir::new("removed");
     let mut writer = Writer::new(Cursor::new(Vec::new()), small()).unwrap();
     let mut tree = Tree::new(attributes(0o755)).unwrap();
+    // More fragment blocks than inodes, which unsquashfs would take for corruption.
+    for number in 0..20 {
+        writer.add_file([number + 1; 4000].as_slice()).unwrap();
+    }
     let hidden = writer.add_file(Random(3).bytes(20_000).as_slice()).unwrap();
     let d = tree.add(Tree::ROOT, b"d", attributes(0o755), Content::Directory).unwrap();
     let file = tree.add(d, b"f", attributes(0o644), Content::File(hidden)).unwrap();
@@ -243,6 +247,8 @@ fn names_can_be_removed_and_contents_stay_unused() {
     assert_eq!(image.root().unwrap().mode, 0o040711);
     let kept = image.resolve(b"kept").unwrap();
     assert_eq!((kept.nlink, crate::model::contents(&image, &kept)), (1, Random(3).bytes(20_000)));
+    unsquash(&dir.join("image"), &dir.join("unpacked"));
+    assert_eq!(fs::read(dir.join("unpacked/kept")).unwrap(), Random(3).bytes(20_000));
 }
 
 #[test]
