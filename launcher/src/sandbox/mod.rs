@@ -156,5 +156,8 @@ fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     let root = root::prepare(plan, root, changes.as_ref().map(|changes| changes.path.as_path()))?;
     mounts::apply(plan, &root, sources, data)?;
     root.enter()?;
-    user_namespace.map_or(Ok(()), |namespace| watch.arm(namespace.as_fd()))
+    if let Some(namespace) = user_namespace {
+        watch.arm(namespace.as_fd());
+    }
+    Ok(())
 }

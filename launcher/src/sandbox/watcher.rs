@@ -24,6 +24,7 @@ use super::processes::ContainerProcesses;
 use super::reporter::Reporter;
 use crate::image::DAMAGED as DAMAGED_IMAGE;
 use crate::sys;
+use crate::trace::OrDebug;
 
 /// Who kills all processes of a job does so one after the other, and the watcher is one of them.
 const KILLED_TOGETHER: Duration = Duration::from_millis(500);
@@ -52,10 +53,11 @@ impl Watch {
         Ok(Watch { claim, announce, program: sys::pidfd_of_self().ok(), reporter })
     }
 
-    /// The container is made: until now its maker has told of every failure, from now on the watchers do.
-    pub fn arm(self, user_namespace: BorrowedFd) -> Result<(), Failure> {
+    /// The container is made: until now the process that built it has told of every failure, from now on the watchers do. A user
+    /// with more containers than descriptors that may be under way at once has one that nobody watches.
+    pub fn arm(self, user_namespace: BorrowedFd) {
         sys::send_descriptors(&self.announce, &[1], &[user_namespace.as_raw_fd()])
-            .map_err(|errno| Failure::caused_by("cannot tell the watchers of the file servers", errno))
+            .or_debug("the file servers are not watched");
     }
 
     /// What a watcher needs open.
