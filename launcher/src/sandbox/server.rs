@@ -30,7 +30,6 @@ use crate::sys;
 /// A server that waits for its device.
 pub struct Server {
     process: OwnedFd,
-    starting: sys::Starting,
     uid: u32,
     gid: u32,
 }
@@ -87,13 +86,14 @@ impl Server {
             },
         )
         .map_err(failed)?;
-        Ok(Server { process, starting, uid, gid })
+        // Before the plan: what cannot be started has the time to say so.
+        starting.finish().map_err(failed)?;
+        Ok(Server { process, uid, gid })
     }
 
     /// Opens the device; called inside the user namespace, where the host's /dev can still be seen.
     pub fn open_device(self) -> Result<Mountable, Failure> {
-        let Server { process, starting, uid, gid } = self;
-        starting.finish().map_err(|error| Failure::caused_by(UNSTARTED, error))?;
+        let Server { process, uid, gid } = self;
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
             Failure::caused_by("cannot open /dev/fuse", error)
                 .or_hint("load the kernel module fuse, and give /dev/fuse mode 0666")
