@@ -240,7 +240,7 @@ fn scheme_of(value: &[u8]) -> Option<String> {
 
 /// A reference for messages, without the user and the password that `[scheme://]user:password@host/…` may hold. Passwords may
 /// have any character in them, so all before the last `@` that begins no digest goes.
-fn quote_reference(value: &[u8]) -> String {
+pub fn quote_reference(value: &[u8]) -> String {
     let find = |text: &[u8], wanted: &[u8]| text.windows(wanted.len()).position(|part| part == wanted);
     let is_digest = |at: &usize| {
         let digits = &value[*at + b"@sha256:".len()..];

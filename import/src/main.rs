@@ -1,0 +1,3 @@
+//! `mizzen-import`, which `mizzen import` and its like start.
+
+fn main() {}
