@@ -2,4 +2,3 @@
 //! neither what every task executes nor what root runs has TLS, HTTP or archives in it.
 //!
 //! Runs as the user, on any machine.
-
