@@ -62,7 +62,7 @@ pub struct Device {
 }
 
 /// One entry of a [`Tree`], valid for that tree only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(super) usize);
 
 /// The entries of an image below its root directory.
