@@ -2,3 +2,6 @@
 //! neither what every task executes nor what root runs has TLS, HTTP or archives in it.
 //!
 //! Runs as the user, on any machine.
+
+pub mod decompress;
+pub mod tar;
