@@ -3,3 +3,5 @@
 //!
 //! Runs as the user, on any machine.
 
+pub mod manifest;
+pub mod registry;
