@@ -105,6 +105,11 @@ impl Url {
         }
     }
 
+    /// Something else on the same server.
+    pub fn with_path(&self, path: impl Into<String>) -> Url {
+        Url { path: path.into(), ..self.clone() }
+    }
+
     /// The same with these parameters behind.
     pub fn with_query(mut self, parameters: &[(&str, &str)]) -> Url {
         let text = form(parameters);
