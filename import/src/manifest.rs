@@ -163,9 +163,8 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<ManifestOrIndex, Failure> {
     if bytes.len() as u64 > MANIFEST_LIMIT {
         return Err(Failure::new(format!("the manifest has more than {MANIFEST_LIMIT} bytes")));
     }
-    let document: Document = serde_json::from_slice(bytes).map_err(|error| {
-        Failure::new(format!("not a manifest: {}", quote(error.to_string().as_bytes())))
-    })?;
+    let document: Document = serde_json::from_slice(bytes)
+        .map_err(|error| Failure::new(format!("not a manifest: {}", quote(error.to_string().as_bytes()))))?;
     if document.schema_version == Some(1) || document.fs_layers.is_some() {
         return Err(schema_1());
     }
@@ -247,7 +246,8 @@ impl Index {
             .filter(|entry| entry.annotations.get(name).is_none_or(|kind| kind != value))
             .filter(|entry| !entry.platform.as_ref().is_some_and(Platform::is_unknown))
             .collect();
-        let ranked = images.iter().filter_map(|entry| Some((platform.rank(entry.platform.as_ref()?)?, *entry)));
+        let ranked =
+            images.iter().filter_map(|entry| Some((platform.rank(entry.platform.as_ref()?)?, *entry)));
         if let Some((_, best)) = ranked.min_by_key(|(rank, _)| *rank) {
             return Ok(best);
         }

@@ -55,9 +55,7 @@ impl Platform {
         }
         Ok(match parts.as_slice() {
             [architecture] => Platform::linux(architecture),
-            [os, architecture] => {
-                Platform { os: (*os).to_owned(), ..Platform::linux(architecture) }
-            }
+            [os, architecture] => Platform { os: (*os).to_owned(), ..Platform::linux(architecture) },
             [os, architecture, variant, ..] => Platform {
                 os: (*os).to_owned(),
                 variant: (*variant).to_owned(),
@@ -160,7 +158,8 @@ mod tests {
             ("riscv64/rva23", "riscv64", false),
         ] {
             let wanted = if wanted.contains("s/") { wanted.to_owned() } else { format!("linux/{wanted}") };
-            let offered = if offered.contains("x/") { offered.to_owned() } else { format!("linux/{offered}") };
+            let offered =
+                if offered.contains("x/") { offered.to_owned() } else { format!("linux/{offered}") };
             assert_eq!(rank(&wanted, &offered).is_some(), good, "{wanted} {offered}");
         }
         assert!(rank("linux/arm/v7", "linux/arm/v7") < rank("linux/arm/v7", "linux/arm/v6"));

@@ -40,7 +40,8 @@ fn host(text: &str) -> Platform {
 
 #[test]
 fn a_manifest_is_read() {
-    let text = manifest(&format!(r#","mediaType":"{DOCKER_MANIFEST}","annotations":null,"subject":{{"a":[1]}}"#));
+    let text =
+        manifest(&format!(r#","mediaType":"{DOCKER_MANIFEST}","annotations":null,"subject":{{"a":[1]}}"#));
     let ManifestOrIndex::Manifest(manifest) = parse_manifest(text.as_bytes()).unwrap() else {
         panic!("not a manifest")
     };
@@ -87,7 +88,8 @@ fn what_can_be_read_in_two_ways_is_refused() {
             "not a manifest: invalid type: floating point",
         ),
         (
-            manifest("").replace("\"layers\":[", &format!("\"layers\":[{}", format!("{layers},").repeat(1000))),
+            manifest("")
+                .replace("\"layers\":[", &format!("\"layers\":[{}", format!("{layers},").repeat(1000))),
             "the image has 1001 layers, more than 1000",
         ),
         (" ".repeat((4 << 20) + 1), "the manifest has more than 4194304 bytes"),
@@ -154,9 +156,15 @@ fn an_index_of_one_image_need_not_tell_for_what() {
     let only = parse_index(&index(&[descriptor(b"only", "")]));
     assert_eq!(only.choose(&host("linux/amd64")).unwrap().size, 4);
     let two = parse_index(&index(&[descriptor(b"one", ""), descriptor(b"two", "")]));
-    assert_eq!(two.choose(&host("linux/amd64")).unwrap_err().hint.unwrap(), "there is: not told; --platform chooses");
+    assert_eq!(
+        two.choose(&host("linux/amd64")).unwrap_err().hint.unwrap(),
+        "there is: not told; --platform chooses"
+    );
     let none = parse_index(&index(&[]));
-    assert_eq!(none.choose(&host("linux/amd64")).unwrap_err().hint.unwrap(), "its index names no image at all");
+    assert_eq!(
+        none.choose(&host("linux/amd64")).unwrap_err().hint.unwrap(),
+        "its index names no image at all"
+    );
 }
 
 /// The documents, the first of which is what the name stands for; each is found by its digest.

@@ -76,7 +76,8 @@ impl Blob {
         descriptor: &Descriptor,
     ) -> Result<Blob, Failure> {
         let about = |failure: Failure| failure.about(descriptor.digest).about(reference);
-        let urls: Result<_, Failure> = descriptor.urls.iter().map(|url| Url::parse(url).map(Source::Foreign)).collect();
+        let urls: Result<_, Failure> =
+            descriptor.urls.iter().map(|url| Url::parse(url).map(Source::Foreign)).collect();
         let sources: VecDeque<Source> = urls.map_err(about)?;
         if sources.is_empty() {
             return Err(about(Failure::new("the manifest does not say where else this layer is")));
@@ -175,7 +176,8 @@ impl Blob {
             Some(Source::Foreign(url)) => {
                 let request = Request { offset, ..Request::new(Method::Get, url.clone()) };
                 // The registry's manifest has named it.
-                let named = Endpoint::of_registry(&self.reference.registry, url.scheme).map_err(Trouble::lasting)?;
+                let named =
+                    Endpoint::of_registry(&self.reference.registry, url.scheme).map_err(Trouble::lasting)?;
                 let response = self.inner.transport.send(&request, &named.url)?;
                 if !matches!(response.status, 200 | 206) {
                     return Err(status::of_other_server(response));
@@ -185,7 +187,8 @@ impl Blob {
             None => return Err(Trouble::lasting(Failure::new("there is nobody to ask"))),
         };
         let url = response.url.clone();
-        let skip = self.skip(&response).map_err(|failure| Trouble::lasting(failure.about(url.authority())))?;
+        let skip =
+            self.skip(&response).map_err(|failure| Trouble::lasting(failure.about(url.authority())))?;
         Ok(Body { reader: Box::new(response.into_reader()), url, skip })
     }
 
@@ -242,8 +245,12 @@ impl Blob {
             let (time, bytes) = std::mem::replace(&mut self.window, (Duration::ZERO, 0));
             if (bytes as f64) < LEAST_PER_SECOND as f64 * time.as_secs_f64() {
                 let seconds = time.as_secs();
-                let failure = Failure::new(format!("it has sent {bytes} bytes in {seconds} s, which is too slow"));
-                return Err(Trouble { failure: failure.about(body.url.authority()), kind: TroubleKind::Passing });
+                let failure =
+                    Failure::new(format!("it has sent {bytes} bytes in {seconds} s, which is too slow"));
+                return Err(Trouble {
+                    failure: failure.about(body.url.authority()),
+                    kind: TroubleKind::Passing,
+                });
             }
         }
         let again = usize::try_from(body.skip).unwrap_or(usize::MAX).min(length);
@@ -282,7 +289,9 @@ impl Blob {
 
     fn too_long(&self) -> Failure {
         let Descriptor { digest, size, .. } = &self.descriptor;
-        self.about(Failure::new(format!("{digest}: it has more than the {size} bytes that the manifest says")))
+        self.about(Failure::new(format!(
+            "{digest}: it has more than the {size} bytes that the manifest says"
+        )))
     }
 }
 

@@ -181,13 +181,16 @@ impl Client {
         let access = Access { endpoint: &endpoint, repository: "", user: None };
         let checked = self.0.patiently(&mut || {
             let response = self.0.exchange(&access, &Request::new(Method::Get, endpoint.root()))?;
-            match response.status {
-                200 => Ok(()),
-                _ => {
-                    let login = self.0.authorizer.login(&access);
-                    Err(status::of_registry(response, &endpoint, Subject::Entry, login.as_ref()))
-                }
+            let login = self.0.authorizer.login(&access);
+            if response.status != 200 {
+                return Err(status::of_registry(response, &endpoint, Subject::Entry, login.as_ref()));
             }
+            if login.is_none() {
+                self.0
+                    .notes
+                    .tell_once(&format!("{registry} lets everybody in, and has not tried the password"));
+            }
+            Ok(())
         });
         checked.map_err(|trouble| trouble.failure)
     }
@@ -249,7 +252,9 @@ impl Inner {
             };
             match outcome {
                 Ok(found) => return Ok(found),
-                Err(trouble) if endpoint.is_mirror => self.note_mirror(&endpoint, &trouble, &reference.registry),
+                Err(trouble) if endpoint.is_mirror => {
+                    self.note_mirror(&endpoint, &trouble, &reference.registry)
+                }
                 Err(trouble) => return Err(trouble.failure),
             }
         }
@@ -329,7 +334,12 @@ impl Inner {
         self.exchange(&self.access(reference, endpoint, &repository), &request)
     }
 
-    fn access<'a>(&self, reference: &'a Reference, endpoint: &'a Endpoint, repository: &'a str) -> Access<'a> {
+    fn access<'a>(
+        &self,
+        reference: &'a Reference,
+        endpoint: &'a Endpoint,
+        repository: &'a str,
+    ) -> Access<'a> {
         // The user that is named is one of the registry's, not of a mirror's.
         let user = reference.user.as_deref().filter(|_| !endpoint.is_mirror);
         Access { endpoint, repository, user }
@@ -359,7 +369,8 @@ impl Inner {
             if response.status != 401 || !access.endpoint.url.trusts(&response.url) {
                 return Ok(response);
             }
-            let next = self.authorizer.challenged(access, &response, header.as_ref(), transport, credentials)?;
+            let next =
+                self.authorizer.challenged(access, &response, header.as_ref(), transport, credentials)?;
             match next {
                 Some(next) => header = Some(next),
                 None => return Ok(response),

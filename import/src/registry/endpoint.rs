@@ -72,13 +72,14 @@ mod tests {
         let config = RegistryConfig { mirrors, ..RegistryConfig::default() };
         let registries = Registries::from([("docker.io".to_owned(), config)]);
         let found = Endpoint::mirrors("docker.io", &registries).unwrap();
-        let addresses: Vec<String> = found
-            .iter()
-            .map(|endpoint| endpoint.path("library/a", "manifests", "1").to_string())
-            .collect();
+        let addresses: Vec<String> =
+            found.iter().map(|endpoint| endpoint.path("library/a", "manifests", "1").to_string()).collect();
         assert_eq!(
             addresses,
-            ["https://m.site/v2/library/a/manifests/1", "http://harbor.site:5000/v2/hub/library/a/manifests/1"]
+            [
+                "https://m.site/v2/library/a/manifests/1",
+                "http://harbor.site:5000/v2/hub/library/a/manifests/1"
+            ]
         );
         assert_eq!(found[1].repository("library/a"), "hub/library/a");
         assert_eq!((found[1].host.as_str(), found[1].is_mirror), ("harbor.site:5000", true));

@@ -21,7 +21,9 @@ impl Environment {
     }
 
     /// Exactly these.
-    pub fn of<N: Into<String>, V: Into<OsString>>(variables: impl IntoIterator<Item = (N, V)>) -> Environment {
+    pub fn of<N: Into<String>, V: Into<OsString>>(
+        variables: impl IntoIterator<Item = (N, V)>,
+    ) -> Environment {
         let variables: HashMap<String, OsString> =
             variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         Environment(Arc::new(move |name| variables.get(name).cloned()))

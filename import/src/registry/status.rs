@@ -111,7 +111,12 @@ fn when_again(host: &str, login: Option<&Login>, after: Option<Duration>) -> Str
 }
 
 /// What a registry's answer means that is none of those that were hoped for.
-pub fn of_registry(response: Response, endpoint: &Endpoint, subject: Subject, login: Option<&Login>) -> Trouble {
+pub fn of_registry(
+    response: Response,
+    endpoint: &Endpoint,
+    subject: Subject,
+    login: Option<&Login>,
+) -> Trouble {
     let (redirected, server) = (response.redirected, response.url.clone());
     let reason = Reason::of(response);
     let (host, text) = (&endpoint.host, &reason.text);
@@ -135,11 +140,10 @@ pub fn of_registry(response: Response, endpoint: &Endpoint, subject: Subject, lo
         (403, Some(login)) => Failure::new(format!("{host}: not allowed for {}: {text}", login.shown()))
             .hint("ask whoever keeps the image for the right to pull it"),
         (404, _) => not_found(&reason, endpoint, subject, login),
-        (400, _) if endpoint.url.scheme == Scheme::Http => {
-            Failure::new(format!("{host}: it answers {text}")).hint(format!(
+        (400, _) if endpoint.url.scheme == Scheme::Http => Failure::new(format!("{host}: it answers {text}"))
+            .hint(format!(
                 "if it has TLS, plain_http in [registries.\"{host}\"] of mizzen.toml must not be true"
-            ))
-        }
+            )),
         _ => return reason.trouble(host, login),
     };
     Trouble::lasting(failure)
@@ -148,7 +152,9 @@ pub fn of_registry(response: Response, endpoint: &Endpoint, subject: Subject, lo
 fn not_found(reason: &Reason, endpoint: &Endpoint, subject: Subject, login: Option<&Login>) -> Failure {
     let (host, text) = (&endpoint.host, &reason.text);
     let (what, mut hint) = match (subject, reason.code.as_str()) {
-        (Subject::Manifest, "NAME_UNKNOWN") => ("it has no image of that name", "is the name right?".to_owned()),
+        (Subject::Manifest, "NAME_UNKNOWN") => {
+            ("it has no image of that name", "is the name right?".to_owned())
+        }
         (Subject::Manifest, "MANIFEST_UNKNOWN") => {
             ("it has no such tag or digest of that image", "is the tag right?".to_owned())
         }

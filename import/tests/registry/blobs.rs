@@ -139,13 +139,17 @@ fn a_server_that_never_gets_better_is_given_up() {
     // Connections that are lost without getting further are counted as well.
     let (server, setup) = scripted(|_, seen| Reply::ranged(seen, &content(LENGTH)).manner(Manner::Cut(10)));
     let failure = fetch(&server, &setup).unwrap_err();
-    assert_eq!(failure.message, format!("{}: {}: the connection was lost", image(&server.host()), server.host()));
+    assert_eq!(
+        failure.message,
+        format!("{}: {}: the connection was lost", image(&server.host()), server.host())
+    );
     assert_eq!(ranges(&server), [0, 10, 20, 30]);
 }
 
 #[test]
 fn progress_gives_new_attempts() {
-    let (server, setup) = scripted(|_, seen| Reply::ranged(seen, &content(LENGTH)).manner(Manner::Cut(70_000)));
+    let (server, setup) =
+        scripted(|_, seen| Reply::ranged(seen, &content(LENGTH)).manner(Manner::Cut(70_000)));
     assert!(fetch(&server, &setup).unwrap() == content(LENGTH));
     assert_eq!(ranges(&server), [0, 70_000, 140_000, 210_000, 280_000]);
 }
@@ -261,7 +265,9 @@ fn what_a_registry_lacks_is_told() {
     let (reference, host) = (image(&server.host()), server.host());
     assert_eq!(
         failure.message,
-        format!("{reference}: {host}: it lacks a part of the image (404 Not Found: blob unknown to registry)")
+        format!(
+            "{reference}: {host}: it lacks a part of the image (404 Not Found: blob unknown to registry)"
+        )
     );
     assert_eq!(server.log().len(), 1);
 }

@@ -43,7 +43,8 @@ fn a_digest_in_the_name_must_be_that_of_the_content() {
     assert_eq!(server.log(), [format!("GET /v2/a/b/manifests/{digest} []")]);
     let other = image(&server.host()).pinned(Digest::parse(LIE).unwrap());
     let failure = setup.client().manifest(&other).unwrap_err();
-    let expected = format!("{other}: {}: {LIE}: the content is another, with the digest {digest}", server.host());
+    let expected =
+        format!("{other}: {}: {LIE}: the content is another, with the digest {digest}", server.host());
     assert_eq!(failure.message, expected);
     assert!(failure.hint.unwrap().starts_with("it was changed on its way or where it is kept"));
 }
@@ -111,7 +112,10 @@ fn an_image_is_found_by_way_of_its_index() {
     assert_eq!(found.selected.manifest.layers.len(), 1);
     let failure = client.image(&reference, &Platform::parse("linux/arm64").unwrap()).unwrap_err();
     let host = server.host();
-    assert_eq!(failure.message, format!("{reference}: {host}: {LIE}: it has 9 bytes, and the manifest says 10"));
+    assert_eq!(
+        failure.message,
+        format!("{reference}: {host}: {LIE}: it has 9 bytes, and the manifest says 10")
+    );
     let failure = client.image(&reference, &Platform::parse("linux/s390x").unwrap()).unwrap_err();
     assert_eq!(failure.message, format!("{reference}: there is no image for linux/s390x"));
     assert_eq!(failure.hint.as_deref(), Some("there is: linux/arm64, linux/amd64; --platform chooses"));

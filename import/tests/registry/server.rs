@@ -29,6 +29,11 @@ impl Seen {
         self.header("authorization")
     }
 
+    /// The port that was asked.
+    pub fn port(&self) -> u16 {
+        self.header("host").and_then(|host| host.rsplit_once(':')?.1.parse().ok()).unwrap()
+    }
+
     /// Where a Range begins.
     pub fn offset(&self) -> usize {
         let range = self.header("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-'));
@@ -151,7 +156,8 @@ impl Server {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
-                let (stream, tls, seen, script) = (stream.unwrap(), tls.clone(), seen.clone(), script.clone());
+                let (stream, tls, seen, script) =
+                    (stream.unwrap(), tls.clone(), seen.clone(), script.clone());
                 std::thread::spawn(move || match tls {
                     None => serve(&mut stream.try_clone().unwrap(), &stream, &seen, &script),
                     Some(config) => {
@@ -228,8 +234,12 @@ fn read_request(reader: &mut impl BufRead) -> Option<Result<Seen, ()>> {
     let Ok(line) = String::from_utf8(bytes) else { return Some(Err(())) };
     let words: Vec<&str> = line.split_whitespace().collect();
     let [method, path, "HTTP/1.1"] = words.as_slice() else { return Some(Err(())) };
-    let mut seen =
-        Seen { method: (*method).to_owned(), path: (*path).to_owned(), headers: Vec::new(), body: String::new() };
+    let mut seen = Seen {
+        method: (*method).to_owned(),
+        path: (*path).to_owned(),
+        headers: Vec::new(),
+        body: String::new(),
+    };
     loop {
         let mut line = String::new();
         reader.read_line(&mut line).ok()?;

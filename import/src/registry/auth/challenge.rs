@@ -61,9 +61,11 @@ fn challenge(scheme: &str, parameters: &[(String, String)]) -> Option<Challenge>
     };
     match scheme {
         "basic" => Some(Challenge::Basic),
-        "bearer" if !value("realm").is_empty() => {
-            Some(Challenge::Bearer { realm: value("realm"), service: value("service"), scope: value("scope") })
-        }
+        "bearer" if !value("realm").is_empty() => Some(Challenge::Bearer {
+            realm: value("realm"),
+            service: value("service"),
+            scope: value("scope"),
+        }),
         _ => None,
     }
 }
@@ -115,8 +117,13 @@ mod tests {
         assert_eq!(choose(&["basic"]), Some(Challenge::Basic));
         let both = r#"Basic realm="x", bearer Realm = "https://t" , service=s"#;
         assert_eq!(choose(&[both]), Some(bearer("https://t", "s", "")));
-        assert_eq!(choose(&[r#"Basic realm="x""#, r#"Bearer realm="https://t""#]), Some(bearer("https://t", "", "")));
-        for nothing in ["", "Bearer", "Digest realm=\"x\"", ",,,=\"", "Negotiate abc==", "Bearer realm=\"", "é\"="] {
+        assert_eq!(
+            choose(&[r#"Basic realm="x""#, r#"Bearer realm="https://t""#]),
+            Some(bearer("https://t", "", ""))
+        );
+        for nothing in
+            ["", "Bearer", "Digest realm=\"x\"", ",,,=\"", "Negotiate abc==", "Bearer realm=\"", "é\"="]
+        {
             assert_eq!(choose(&[nothing]), None, "{nothing}");
         }
         assert_eq!(choose(&["Bearer realm=\"x\\"]), Some(bearer("x", "", "")));

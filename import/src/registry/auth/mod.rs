@@ -80,7 +80,9 @@ impl Authorizer {
         if grant.header.is_some() && grant.header.as_ref() != used {
             return Ok(grant.header.clone());
         }
-        let Some(challenge) = challenge::choose(&response.headers("www-authenticate")) else { return Ok(None) };
+        let Some(challenge) = challenge::choose(&response.headers("www-authenticate")) else {
+            return Ok(None);
+        };
         grant.challenge = Some(challenge);
         grant.renew(access, transport, credentials)?;
         Ok(grant.header.clone().filter(|header| Some(header) != used))
@@ -101,11 +103,8 @@ impl Authorizer {
     }
 
     fn grant(&self, access: &Access) -> Arc<Mutex<Grant>> {
-        let key = (
-            access.endpoint.url.to_string(),
-            access.repository.to_owned(),
-            access.user.map(str::to_owned),
-        );
+        let key =
+            (access.endpoint.url.to_string(), access.repository.to_owned(), access.user.map(str::to_owned));
         let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
         grants.entry(key).or_default().clone()
     }
@@ -123,7 +122,12 @@ impl Grant {
     }
 
     /// Does what the registry wanted once more.
-    fn renew(&mut self, access: &Access, transport: &Transport, credentials: &Credentials) -> Result<(), Trouble> {
+    fn renew(
+        &mut self,
+        access: &Access,
+        transport: &Transport,
+        credentials: &Credentials,
+    ) -> Result<(), Trouble> {
         let login = self.login(access, credentials).map_err(Trouble::lasting)?;
         (self.header, self.until) = (None, None);
         if let Some(Credential::RegistryToken(token)) = login.as_ref().map(|login| &login.credential) {

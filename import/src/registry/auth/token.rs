@@ -99,11 +99,14 @@ pub fn fetch(transport: &Transport, wanted: &TokenRequest) -> Result<Token, Trou
 /// The address of the server, if it is one that may be told secrets.
 fn realm(wanted: &TokenRequest) -> Result<Url, Failure> {
     let host = &wanted.endpoint.host;
-    let url = Url::parse(wanted.realm).map_err(|failure| failure.about(format!("{host}: its tokens are from")))?;
+    let url =
+        Url::parse(wanted.realm).map_err(|failure| failure.about(format!("{host}: its tokens are from")))?;
     if url.scheme < wanted.endpoint.url.scheme {
         let address = shown(wanted.realm);
-        return Err(Failure::new(format!("{host}: its tokens are from {address}: http after https, which is refused"))
-            .hint("tell who runs the registry: passwords would go to that address without TLS"));
+        return Err(Failure::new(format!(
+            "{host}: its tokens are from {address}: http after https, which is refused"
+        ))
+        .hint("tell who runs the registry: passwords would go to that address without TLS"));
     }
     Ok(url)
 }

@@ -66,7 +66,11 @@ impl AuthFile {
             return Ok(AuthFile::default());
         }
         serde_json::from_str(text).map_err(|error| {
-            Failure::new(format!("not a file of credentials: line {}, column {}", error.line(), error.column()))
+            Failure::new(format!(
+                "not a file of credentials: line {}, column {}",
+                error.line(),
+                error.column()
+            ))
         })
     }
 
@@ -85,8 +89,9 @@ impl AuthFile {
         let ask = |name: &str, key: &str| {
             let key = if wanted.host == DOCKER_HUB { DOCKER_HUB_KEY } else { key };
             match helper::ask(name, key, environment) {
-                Ok(found) => found.map(|credential| {
-                    Login { credential, origin: format!("docker-credential-{name} ({origin})") }
+                Ok(found) => found.map(|credential| Login {
+                    credential,
+                    origin: format!("docker-credential-{name} ({origin})"),
                 }),
                 Err(failure) => {
                     notes.tell_once(&format!("{origin}: {failure}; going on without it"));

@@ -31,17 +31,20 @@ struct Answer {
 pub fn ask(name: &str, key: &str, environment: &Environment) -> Result<Option<Credential>, Failure> {
     let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if name.is_empty() || !name.chars().all(good) {
-        return Err(Failure::new(format!("\"{}\" is not the name of a credential helper", quote(name.as_bytes()))));
+        return Err(Failure::new(format!(
+            "\"{}\" is not the name of a credential helper",
+            quote(name.as_bytes())
+        )));
     }
     let program = format!("docker-credential-{name}");
     let mut command = Command::new(&program);
     if let Some(path) = environment.path("PATH") {
         command.env("PATH", path);
     }
-    run(command, key).map_err(|failure| failure.about(program))
+    run(command, key, PATIENCE).map_err(|failure| failure.about(program))
 }
 
-fn run(mut command: Command, key: &str) -> Result<Option<Credential>, Failure> {
+fn run(mut command: Command, key: &str, patience: Duration) -> Result<Option<Credential>, Failure> {
     command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| Failure::caused_by("cannot run it", error))?;
     if let Some(mut stdin) = child.stdin.take() {
@@ -57,13 +60,13 @@ fn run(mut command: Command, key: &str) -> Result<Option<Credential>, Failure> {
             let _ = sender.send(text);
         });
     }
-    let answer = receiver.recv_timeout(PATIENCE);
+    let answer = receiver.recv_timeout(patience);
     if answer.is_err() {
         let _ = child.kill();
     }
     let status = child.wait().map_err(|error| Failure::caused_by("cannot wait for it", error))?;
     let Ok(answer) = answer else {
-        return Err(Failure::new(format!("no answer within {} s", PATIENCE.as_secs())));
+        return Err(Failure::new(format!("no answer within {} s", patience.as_secs_f32())));
     };
     if !status.success() {
         let text = String::from_utf8_lossy(&answer);
@@ -81,4 +84,21 @@ fn run(mut command: Command, key: &str) -> Result<Option<Credential>, Failure> {
         "<token>" => Some(Credential::IdentityToken(secret)),
         user => Some(Credential::Password { user: user.to_owned(), password: secret }),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn one_that_does_not_answer_is_ended() {
+        let begin = Instant::now();
+        let mut command = Command::new("/bin/sh");
+        // `get` becomes $0; what it starts holds the pipe, and outlives it.
+        command.args(["-c", "sleep 5"]);
+        let failure = run(command, "a.io", Duration::from_millis(200)).unwrap_err();
+        assert_eq!(failure.message, "no answer within 0.2 s");
+        assert!(begin.elapsed() < Duration::from_secs(3));
+    }
 }

@@ -161,7 +161,8 @@ pub struct AuthFilePlace {
 
 /// The text of a file, if there is one.
 fn read_text(path: &Path) -> Result<Option<String>, Failure> {
-    let failed = |error| Failure::caused_by(format!("{}: cannot read the credentials", path.display()), error);
+    let failed =
+        |error| Failure::caused_by(format!("{}: cannot read the credentials", path.display()), error);
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {

@@ -28,7 +28,8 @@ struct Entry<'a> {
 
 /// What the file has for a registry.
 pub fn find(text: &str, wanted: &Wanted, environment: &Environment) -> Option<Credential> {
-    let others = HOSTS.iter().find(|(registry, _)| *registry == wanted.host).map_or(&[][..], |(_, hosts)| hosts);
+    let others =
+        HOSTS.iter().find(|(registry, _)| *registry == wanted.host).map_or(&[][..], |(_, hosts)| hosts);
     let without_port = match wanted.host.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => host,
         _ => wanted.host,
@@ -53,7 +54,9 @@ fn entries(text: &str) -> Vec<Entry<'_>> {
     let mut words = lines.flat_map(str::split_whitespace);
     while let Some(word) = words.next() {
         match word {
-            "machine" => entries.push(Entry { machine: words.next().unwrap_or_default(), ..Entry::default() }),
+            "machine" => {
+                entries.push(Entry { machine: words.next().unwrap_or_default(), ..Entry::default() })
+            }
             // For any host: nobody's that we know.
             "default" => entries.push(Entry::default()),
             "login" | "password" | "account" => {

@@ -26,7 +26,7 @@ use super::secret::Secret;
 /// Where a password comes from.
 #[derive(Debug)]
 pub enum PasswordSource {
-    /// A line of standard input (--password-stdin).
+    /// Standard input (--password-stdin).
     Stdin,
     /// Somebody types it.
     Terminal,
@@ -148,8 +148,11 @@ fn check_helper(file: &Path, host: &str) -> Result<(), Failure> {
     match content.helper_for(host) {
         Some(helper) => {
             let helper = quote(helper.as_bytes());
-            Err(Failure::new(format!("{}: docker-credential-{helper} keeps the logins to {host}", file.display()))
-                .hint(format!("`docker login {host}`, or name another file with --authfile")))
+            Err(Failure::new(format!(
+                "{}: docker-credential-{helper} keeps the logins to {host}",
+                file.display()
+            ))
+            .hint(format!("`docker login {host}`, or name another file with --authfile")))
         }
         None => Ok(()),
     }

@@ -13,12 +13,13 @@ use crate::registry::secret::Secret;
 /// How long a password may be.
 const LIMIT: u64 = 64 << 10;
 
-/// The first line of standard input.
+/// All of standard input, without the end of its last line: the password of some registries is a file.
 pub fn password_from_stdin() -> Result<Secret, Failure> {
-    let mut line = String::new();
-    let read = io::stdin().lock().take(LIMIT).read_line(&mut line);
+    let mut text = String::new();
+    let read = io::stdin().lock().take(LIMIT).read_to_string(&mut text);
     read.map_err(|error| Failure::caused_by("cannot read the password from standard input", error))?;
-    let password = line.trim_end_matches(['\r', '\n']);
+    let password = text.strip_suffix('\n').unwrap_or(&text);
+    let password = password.strip_suffix('\r').unwrap_or(password);
     if password.is_empty() {
         return Err(Failure::new("there is no password on standard input")
             .hint("for example: mizzen login -u USER --password-stdin REGISTRY < FILE"));
@@ -40,7 +41,8 @@ pub fn user(host: &str) -> Result<String, Failure> {
 pub fn password(host: &str, user: &str) -> Result<Secret, Failure> {
     need_terminal(host)?;
     ask(&format!("Password of {} for {host}: ", quote(user.as_bytes())));
-    let quiet = QuietTerminal::new().map_err(|error| Failure::caused_by("cannot turn the echo off", error))?;
+    let quiet =
+        QuietTerminal::new().map_err(|error| Failure::caused_by("cannot turn the echo off", error))?;
     let typed = typed_line(&mut io::stdin().lock());
     drop(quiet);
     ask("\n");

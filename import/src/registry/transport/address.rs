@@ -49,7 +49,9 @@ impl Reach {
         match self {
             Reach::Any => None,
             _ if link_local => Some("a link-local address"),
-            Reach::NotThisMachine if ip.is_loopback() || ip.is_unspecified() => Some("an address of this machine"),
+            Reach::NotThisMachine if ip.is_loopback() || ip.is_unspecified() => {
+                Some("an address of this machine")
+            }
             _ => None,
         }
     }

@@ -2,14 +2,14 @@
 //!
 //! Run by: the user, in the importer.
 
-use std::io::{self, Read};
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
 use ureq::http::{HeaderMap, Request as HttpRequest, StatusCode, header};
 use ureq::{Agent, Body};
 
-use super::trouble::Trouble;
+use super::trouble::{Trouble, TroubleKind};
 use super::url::Url;
 use crate::registry::secret::Secret;
 
@@ -138,17 +138,15 @@ impl Response {
 
     /// The body, if it is no longer than that and comes in time.
     pub fn bytes(self, limit: u64) -> Result<Vec<u8>, Trouble> {
-        let (url, patience) = (self.url.clone(), self.patience);
-        let (bytes, whole) = self.beginning(limit)?;
-        match whole {
+        let host = self.url.authority();
+        let (bytes, end) = self.beginning(limit)?;
+        let failure = |text: String| Failure::new(format!("{host}: {text}"));
+        match end {
             End::Whole => Ok(bytes),
-            End::Limit => {
-                let failure = Failure::new(format!("it sends more than {limit} bytes"));
-                Err(Trouble::lasting(failure.about(url.authority())))
-            }
+            End::Limit => Err(Trouble::lasting(failure(format!("it sends more than {limit} bytes")))),
             End::Time => {
-                let slow = io::Error::new(io::ErrorKind::TimedOut, format!("not done in {patience:?}"));
-                Err(Trouble::of_answer(&slow, &url))
+                let text = format!("it has sent {} bytes, which is too slow", bytes.len());
+                Err(Trouble { failure: failure(text), kind: TroubleKind::Passing })
             }
         }
     }

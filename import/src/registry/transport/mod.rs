@@ -100,8 +100,10 @@ impl Transport {
     /// Sends a request and follows redirects. `named` is the server that the user has named: by it, other hosts are.
     pub fn send(&self, request: &Request, named: &Url) -> Result<Response, Trouble> {
         let mut url = request.url.clone();
+        let mut authorization = request.authorization.as_ref();
         for hop in 0..=REDIRECTS {
-            let authorization = request.authorization.as_ref().filter(|_| request.url.trusts(&url));
+            // Once it was left out it stays so: nobody else may steer where it goes.
+            authorization = authorization.filter(|_| request.url.trusts(&url));
             let (agent, proxy) = self.agent(&url, named).map_err(Trouble::lasting)?;
             let answer = http::send(&agent, request, &url, authorization)
                 .map_err(|error| Trouble::of_request(error, &url, proxy.as_ref()))?;
@@ -137,7 +139,8 @@ impl Transport {
         let proxy = proxy::proxy_for(&self.environment, url)?;
         let certificates = (url.scheme == Scheme::Https).then(|| {
             let host = url.authority();
-            let ca_file = self.registries.get(registry_name(&host)).and_then(|registry| registry.ca_file.as_deref());
+            let ca_file =
+                self.registries.get(registry_name(&host)).and_then(|registry| registry.ca_file.as_deref());
             roots::files_for(&self.environment, &host, ca_file)
         });
         let key = AgentKey { reach, proxy: proxy.as_ref().map(|proxy| proxy.address.clone()), certificates };

@@ -52,7 +52,9 @@ fn is_excepted(exceptions: &str, url: &Url) -> bool {
             return true;
         }
         if let (Some((network, length)), Some(ip)) = (entry.split_once('/'), url.ip()) {
-            return network.parse().is_ok_and(|network| length.parse().is_ok_and(|length| is_in(ip, network, length)));
+            return network
+                .parse()
+                .is_ok_and(|network| length.parse().is_ok_and(|length| is_in(ip, network, length)));
         }
         if entry.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| url.ip() == Some(ip)) {
             return true;

@@ -70,7 +70,8 @@ pub fn read(file: &Path) -> Result<Vec<Certificate<'static>>, Failure> {
     let about = |failure: Failure| failure.about(file.display());
     let mut bytes = Vec::new();
     let read = fs::File::open(file).and_then(|opened| opened.take(LIMIT).read_to_end(&mut bytes));
-    read.map_err(|error: io::Error| Failure::caused_by("cannot read the certificates", error)).map_err(about)?;
+    read.map_err(|error: io::Error| Failure::caused_by("cannot read the certificates", error))
+        .map_err(about)?;
     let items = parse_pem(&bytes).filter_map(Result::ok);
     let certificates: Vec<_> = items
         .filter_map(|item| match item {

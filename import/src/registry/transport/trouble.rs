@@ -90,12 +90,18 @@ fn explain(error: ureq::Error, url: &Url, proxy: Option<&Proxy>) -> (Failure, Tr
         }
         ureq::Error::Timeout(_) => (Failure::new(through("no answer".to_owned())), Passing),
         ureq::Error::ConnectProxyFailed(reason) => {
-            let (who, variable) = proxy.map_or_else(Default::default, |proxy| (proxy.shown(), proxy.variable));
-            let failure = Failure::new(format!("{who} does not let us through: {}", quote(reason.as_bytes())));
-            (failure.hint(format!("{variable} names the proxy, NO_PROXY what is reached without it")), Unreachable)
+            let (who, variable) =
+                proxy.map_or_else(Default::default, |proxy| (proxy.shown(), proxy.variable));
+            let failure =
+                Failure::new(format!("{who} does not let us through: {}", quote(reason.as_bytes())));
+            (
+                failure.hint(format!("{variable} names the proxy, NO_PROXY what is reached without it")),
+                Unreachable,
+            )
         }
         ureq::Error::Protocol(error) => {
-            let failure = Failure::new(format!("it does not speak HTTP: {}", quote(error.to_string().as_bytes())));
+            let failure =
+                Failure::new(format!("it does not speak HTTP: {}", quote(error.to_string().as_bytes())));
             (if url.scheme == Scheme::Http { failure.hint(not_plain(url)) } else { failure }, Lasting)
         }
         other => (Failure::new(quote(other.to_string().as_bytes())), Lasting),
@@ -103,7 +109,10 @@ fn explain(error: ureq::Error, url: &Url, proxy: Option<&Proxy>) -> (Failure, Tr
 }
 
 fn not_plain(url: &Url) -> String {
-    format!("if it has TLS, plain_http in [registries.\"{}\"] of mizzen.toml must not be true", url.authority())
+    format!(
+        "if it has TLS, plain_http in [registries.\"{}\"] of mizzen.toml must not be true",
+        url.authority()
+    )
 }
 
 fn of_name(text: &str, is_lookup: bool, proxy: Option<&Proxy>) -> (Failure, TroubleKind) {
@@ -114,8 +123,9 @@ fn of_name(text: &str, is_lookup: bool, proxy: Option<&Proxy>) -> (Failure, Trou
             (Failure::new(format!("cannot find {}: {text}", proxy.shown())), TroubleKind::Unreachable)
         }
         None => (
-            Failure::new(format!("cannot find the host: {text}"))
-                .hint("is the name right? where names of the internet are not known, HTTPS_PROXY names a proxy"),
+            Failure::new(format!("cannot find the host: {text}")).hint(
+                "is the name right? where names of the internet are not known, HTTPS_PROXY names a proxy",
+            ),
             TroubleKind::Unreachable,
         ),
     }
@@ -189,9 +199,12 @@ fn of_certificate(error: &CertificateError, host: &str) -> (String, Option<Strin
         }
         CertificateError::NotValidForName => ("its certificate is for another name".to_owned(), None),
         CertificateError::NotValidForNameContext { presented, .. } => {
-            let names: Vec<String> = presented.iter().take(5).map(|name| quote(name.as_bytes())).collect();
+            let names: Vec<String> = presented.iter().take(5).map(|name| plain_name(name)).collect();
             let names = if names.is_empty() { "no name".to_owned() } else { names.join(", ") };
-            (format!("its certificate is for another name: {names}"), Some("use the name that it has".to_owned()))
+            (
+                format!("its certificate is for another name: {names}"),
+                Some("use the name that it has".to_owned()),
+            )
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => (
             "its certificate has expired".to_owned(),
@@ -204,6 +217,53 @@ fn of_certificate(error: &CertificateError, host: &str) -> (String, Option<Strin
             "its certificate is that of an authority".to_owned(),
             Some("a server needs one of its own, with CA:FALSE, signed by the authority".to_owned()),
         ),
-        other => (format!("its certificate is not good: {}", quote(other.to_string().as_bytes())), authority()),
+        other => {
+            (format!("its certificate is not good: {}", quote(other.to_string().as_bytes())), authority())
+        }
+    }
+}
+
+/// `other.test` of `DnsName("other.test")`.
+fn plain_name(name: &str) -> String {
+    let inner = name.split_once('(').and_then(|(_, inner)| inner.strip_suffix(')')).unwrap_or(name);
+    quote(inner.trim_matches('"').as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_nobody_knows_are_told() {
+        let url = Url::parse("https://registry.test/v2/").unwrap();
+        let unknown = || ureq::Error::Other(Box::new(LookupFailed("Name or service not known".to_owned())));
+        let trouble = Trouble::of_request(unknown(), &url, None);
+        assert_eq!(trouble.failure.message, "registry.test: cannot find the host: Name or service not known");
+        assert!(trouble.failure.hint.unwrap().starts_with("is the name right?"));
+        assert_eq!(trouble.kind, TroubleKind::Unreachable);
+        let address = ureq::Proxy::new("http://u:secret@proxy.test:3128").unwrap();
+        let proxy = Proxy { variable: "HTTPS_PROXY", address };
+        let trouble = Trouble::of_request(unknown(), &url, Some(&proxy));
+        assert_eq!(
+            trouble.failure.message,
+            "registry.test: cannot find the proxy proxy.test:3128 (HTTPS_PROXY): Name or service not known"
+        );
+    }
+
+    #[test]
+    fn silence_is_told() {
+        let url = Url::parse("https://registry.test/v2/").unwrap();
+        let trouble = Trouble::of_request(ureq::Error::Timeout(ureq::Timeout::Connect), &url, None);
+        assert_eq!(trouble.failure.message, "registry.test: cannot connect: no answer");
+        assert_eq!(trouble.failure.hint.as_deref(), Some(NO_WAY));
+        let trouble = Trouble::of_request(ureq::Error::Timeout(ureq::Timeout::PerRead), &url, None);
+        assert_eq!(
+            (trouble.failure.message.as_str(), trouble.kind),
+            ("registry.test: no answer", TroubleKind::Passing)
+        );
+        let unreachable = ureq::Error::Io(io::ErrorKind::NetworkUnreachable.into());
+        let trouble = Trouble::of_request(unreachable, &url, None);
+        assert_eq!(trouble.failure.message, "registry.test: cannot connect: network unreachable");
+        assert_eq!(trouble.failure.hint.as_deref(), Some(NO_WAY));
     }
 }

@@ -191,7 +191,8 @@ pub fn shown(text: &str) -> String {
 }
 
 fn has_scheme(text: &str) -> bool {
-    let letters = text.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte)).count();
+    let letters =
+        text.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte)).count();
     letters > 0 && text.as_bytes().get(letters) == Some(&b':')
 }
 
