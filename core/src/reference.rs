@@ -96,11 +96,10 @@ impl Reference {
             return Err(bad(&format!("\"{}\" is not a tag", quote(tag.as_bytes())))
                 .hint("a tag has letters, digits, dots, dashes and underscores, 128 at most"));
         }
-        let registry = match registry {
-            "index.docker.io" | "registry-1.docker.io" => DOCKER_HUB,
-            other => other,
-        };
-        let repository = match (registry, name.contains('/')) {
+        // Hosts are the same in upper-case letters; credentials, settings and rules are found by this name.
+        let registry = registry.to_ascii_lowercase();
+        let registry = if is_docker_hub(&registry) { DOCKER_HUB.to_owned() } else { registry };
+        let repository = match (registry.as_str(), name.contains('/')) {
             (DOCKER_HUB, false) => format!("library/{name}"),
             _ => name.to_owned(),
         };
@@ -112,7 +111,7 @@ impl Reference {
             (None, None) => Some(DEFAULT_TAG.to_owned()),
             (tag, _) => tag.map(str::to_owned),
         };
-        Ok(Reference { transport, user, registry: registry.to_owned(), repository, tag, digest })
+        Ok(Reference { transport, user, registry, repository, tag, digest })
     }
 
     /// The same image, and no other under the same tag.
@@ -147,8 +146,13 @@ fn split_registry(text: &str) -> (&str, &str) {
     }
 }
 
+/// Docker Hub, by any of its names.
+pub(crate) fn is_docker_hub(host: &str) -> bool {
+    [DOCKER_HUB, "index.docker.io", "registry-1.docker.io"].contains(&host)
+}
+
 /// A host name or address, perhaps with a port.
-fn is_host(text: &str) -> bool {
+pub(crate) fn is_host(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
         _ => (text, None),
@@ -192,6 +196,7 @@ mod tests {
                 "docker://docker.io/tensorflow/tensorflow:2.13.0-gpu".to_owned(),
             ),
             ("docker://index.docker.io/ubuntu", "docker://docker.io/library/ubuntu:latest".to_owned()),
+            ("docker://NVCR.io/nvidia/a:B", "docker://nvcr.io/nvidia/a:B".to_owned()),
             ("docker://localhost/a", "docker://localhost/a:latest".to_owned()),
             ("docker://localhost:5000/a/b:c", "docker://localhost:5000/a/b:c".to_owned()),
             ("docker://[::1]:5000/a", "docker://[::1]:5000/a:latest".to_owned()),

@@ -4,4 +4,6 @@
 //! Runs as the user, on any machine.
 
 pub mod decompress;
+pub mod manifest;
+pub mod registry;
 pub mod tar;
