@@ -3,3 +3,20 @@
 //!
 //! Runs as the user, on any machine.
 
+mod commands;
+mod dispatch;
+mod images;
+pub mod interrupt;
+pub mod output;
+pub mod progress;
+pub mod store;
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+pub use dispatch::run_process;
+
+/// A path as a message shows it.
+pub(crate) fn shown(path: &Path) -> String {
+    mizzen_core::failure::quote(path.as_os_str().as_bytes())
+}

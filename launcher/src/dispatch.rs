@@ -45,9 +45,9 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
     if called == Path::new(BROADCASTER) {
         return stage::broadcast::run(words);
     }
-    let cli = match Cli::try_parse() {
+    let cli = match parse_words() {
         Ok(cli) => cli,
-        Err(error) => return told_by_clap(&error),
+        Err(code) => return code,
     };
     let outcome = match cli.command {
         Command::Run(container) => return run(container),
@@ -59,6 +59,11 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
         }),
         Command::Stage { images } => return stage_all(&images),
+        // The plugin reads the failure in the form that the importer has for it.
+        Command::Import(args) if args.for_slurm => {
+            let _ = print(&importer::exec().encode());
+            return ExitCode::FAILURE;
+        }
         Command::Import(_)
         | Command::Export(_)
         | Command::Images { .. }
@@ -79,7 +84,13 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
     ended(outcome)
 }
 
-fn ended(outcome: Result<(), Failure>) -> ExitCode {
+/// The words of this process's command line; or the exit code, where the help was asked for or they are wrong.
+pub fn parse_words() -> Result<Cli, ExitCode> {
+    Cli::try_parse().map_err(|error| told_by_clap(&error))
+}
+
+/// Tells of a failure, if there is one.
+pub fn ended(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -25,7 +25,12 @@ mod slurm;
 mod stage;
 mod step;
 mod sys;
-mod trace;
+pub mod trace;
 mod variable_rules;
 
-pub use dispatch::run_process;
+pub use dispatch::{ended, parse_words, run_process};
+
+/// What a process does about signals.
+pub mod signals {
+    pub use crate::sys::{IgnoreSignal, is_ignored};
+}
