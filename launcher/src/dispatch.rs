@@ -16,7 +16,8 @@ use crate::cli::{CacheCommand, Cli, Command};
 use crate::report::{print, report, written};
 use crate::stage::commands::Stager;
 use crate::{
-    cli, doctor, host_libraries, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys, trace,
+    cli, doctor, host_libraries, importer, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys,
+    trace,
 };
 
 /// Does what the process was started for.
@@ -58,6 +59,11 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
         }),
         Command::Stage { images } => return stage_all(&images),
+        Command::Import(_)
+        | Command::Export(_)
+        | Command::Images { .. }
+        | Command::Login(_)
+        | Command::Logout(_) => Err(importer::exec()),
         Command::Cache { json, command } => return cache(&command, json),
         Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
         Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),

@@ -1,7 +1,7 @@
 //! The launcher. `pipeline.rs` shows how a container is started; `dispatch.rs`, which command does what.
 
 mod cdi;
-mod cli;
+pub mod cli;
 mod dispatch;
 mod doctor;
 mod elf;
@@ -9,6 +9,7 @@ pub mod fuzz;
 mod host;
 mod host_libraries;
 mod image;
+mod importer;
 mod inspect;
 mod manual;
 mod mount;
@@ -16,9 +17,9 @@ mod mountinfo;
 mod options;
 mod pipeline;
 mod plan;
-mod progress;
+pub mod progress;
 mod raised_limits;
-mod report;
+pub mod report;
 mod sandbox;
 mod slurm;
 mod stage;
