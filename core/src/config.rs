@@ -10,12 +10,14 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-use crate::Failure;
 use crate::failure::quote;
+pub use crate::image_policy::ImagePolicy;
 use crate::options::{MountOption, MountSource};
+pub use crate::registries::{Registries, RegistryConfig};
 use crate::settings::{Fabric, Key, Settings, TomlForm, Value};
 use crate::staging::{Amount, Policy, Verify};
 use crate::trusted_file::read_trusted;
+use crate::{Failure, image_store, registries};
 
 /// Where the file is unless plugstack.conf says `config=PATH`.
 pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
@@ -58,6 +60,12 @@ macro_rules! keys {
 keys! {
     /// Folders that are searched for an image given by its bare name.
     image_folders: Vec<PathBuf> = Vec::new();
+    /// Where each user's images from registries are kept, as for [`image_store::store_directory`].
+    image_store: String = String::new();
+    /// Where images in registries that a job names are imported.
+    import: ImportWhen = ImportWhen::Submit;
+    /// How much the converted layers of one user may take, as for [`Amount::parse`].
+    layer_cache_max_size: String = "20g".to_owned();
     /// Hooks of CDI specifications that devices work without: the names of NVIDIA's, the paths of other programs.
     cdi_leave_out_hooks: Vec<String> = Vec::new();
     /// Whether Slurm's commands can be called in batch scripts and interactive shells that run inside.
@@ -78,6 +86,10 @@ keys! {
     log_format: LogFormat = LogFormat::Text;
     /// Types of file systems that count as network file systems beside those that are known.
     network_file_systems: Vec<String> = Vec::new();
+    /// How registries are reached.
+    registries: Registries = Registries::new();
+    /// Which images may be used.
+    policy: ImagePolicy = ImagePolicy::default();
 }
 
 fn read<T: DeserializeOwned>(value: Spanned<DeValue>) -> Result<T, toml::de::Error> {
@@ -93,6 +105,19 @@ pub enum LogFormat {
     Text,
     /// One JSON object on each line.
     Json,
+}
+
+/// Where an image in a registry is imported that a job asks for by its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImportWhen {
+    /// On the machine where the job is submitted, before it waits in the queue.
+    #[default]
+    Submit,
+    /// On the first node of the job that needs it.
+    Node,
+    /// Nowhere: jobs name files.
+    Never,
 }
 
 /// Which file to read, and whether it may be missing.
@@ -160,8 +185,16 @@ impl Config {
                 return Err(Failure::new(format!("{key}: {directory:?} is not absolute")).hint(WHOLE_PATH));
             }
         }
-        Amount::parse(&self.stage_max_size).map_err(|failure| failure.about("stage_max_size"))?;
-        Amount::parse(&self.stage_keep_free).map_err(|failure| failure.about("stage_keep_free"))?;
+        image_store::check(&self.image_store).map_err(|failure| failure.about("image_store"))?;
+        for (key, amount) in [
+            ("stage_max_size", &self.stage_max_size),
+            ("stage_keep_free", &self.stage_keep_free),
+            ("layer_cache_max_size", &self.layer_cache_max_size),
+        ] {
+            Amount::parse(amount).map_err(|failure| failure.about(key))?;
+        }
+        registries::check(&self.registries)?;
+        self.policy.check().map_err(|failure| failure.about("policy"))?;
         if self.settings.stage == Some(Policy::Broadcast) {
             return Err(Failure::new("stage: \"bcast\" is a matter of a job, not of the site")
                 .hint("write auto, always or never"));
@@ -254,9 +287,30 @@ mod tests {
             (settings.script(), settings.stage(), settings.gpu(), settings.mpi()),
             (defaults.script(), defaults.stage(), defaults.gpu(), defaults.mpi())
         );
-        for key in Key::ALL.iter().filter_map(|key| key.spec().toml).chain(KEYS.iter().copied()) {
+        let is_table = |key: &&str| ["registries", "policy"].contains(key);
+        let keys = Key::ALL.iter().filter_map(|key| key.spec().toml).chain(KEYS.iter().copied());
+        for key in keys.filter(|key| !is_table(key)) {
             assert!(shipped.contains(&format!("\n{key} = ")), "conf/mizzen.toml lacks the key {key}");
         }
+    }
+
+    /// Tables are shown by examples: they have no default to be shown, and stand at the end, where TOML wants them.
+    #[test]
+    fn the_shipped_file_shows_the_tables_by_examples() {
+        let shipped = include_str!("../../conf/mizzen.toml");
+        let (_, tables) = shipped.split_once("\n# [registries.").unwrap();
+        let examples: Vec<&str> = tables.lines().filter_map(|line| line.strip_prefix("# ")).collect();
+        let is_code = |line: &&&str| line.starts_with('[') || line.contains(" = ");
+        let code: Vec<&str> = examples.iter().filter(is_code).copied().collect();
+        let text = format!("[registries.{}\n{}", tables.lines().next().unwrap(), code.join("\n"));
+        let config = parse(&text).unwrap();
+        let all_of_one = |registry: &RegistryConfig| !registry.mirrors.is_empty();
+        assert!(config.registries.values().any(all_of_one), "{text}");
+        assert!(config.registries.values().any(|registry| registry.plain_http), "{text}");
+        assert!(config.registries.values().any(|registry| registry.ca_file.is_some()), "{text}");
+        let ImagePolicy { registries, repositories, folders, owners, digests } = config.policy;
+        assert!(registries.is_some() && repositories.is_some() && folders.is_some(), "{text}");
+        assert!(owners.is_some() && digests.is_some(), "{text}");
     }
 
     #[test]
@@ -286,6 +340,40 @@ mod tests {
             ("mounts = []\nmount.owners = [0]", ":2: [mount] is gone: "),
             ("mount = { paths = [\"/sw\"] }", ":1: [mount] is gone: "),
             ("stage_max_size = \"lots\"", ": stage_max_size: \"lots\" is not an amount of storage"),
+            ("image_store = \"/images\"", ": image_store: \"/images\" is one directory for all users"),
+            ("import = \"often\"", ":1: import: unknown variant `often`, expected one of `submit`, `node`"),
+            ("layer_cache_max_size = \"x\"", ": layer_cache_max_size: \"x\" is not an amount of storage"),
+            ("[registries.\"a b\"]", ": registries.\"a b\": \"a b\" is not the name of a registry"),
+            (
+                "[registries.\"index.docker.io\"]",
+                ": registries.\"index.docker.io\": \"index.docker.io\" is docker.io by another name",
+            ),
+            (
+                "[registries.\"a.io\"]\nmirrors = [\"https://u:secret@b.io\"]",
+                ": registries.\"a.io\": mirrors: \"https://…@b.io\" is not the address of a registry",
+            ),
+            (
+                "[registries.\"a.io\"]\nca_file = \"ca.pem\"",
+                ": registries.\"a.io\": ca_file: \"ca.pem\" is not absolute",
+            ),
+            (
+                "[registries.\"a.io\"]\nca_file = \"/ca.pem\"\nplain_http = true",
+                ": registries.\"a.io\": plain_http and ca_file contradict each other",
+            ),
+            ("[registries.\"a.io\"]\n\nmirror = []", ":3: unknown field `mirror`, expected one of `mirrors`"),
+            ("[policy]\nregistry = []", ":2: unknown field `registry`, expected one of `registries`"),
+            (
+                "[policy]\nregistries = [\"https://a.io\"]",
+                ": policy: registries: \"https://a.io\" is not the",
+            ),
+            (
+                "[policy]\nrepositories = [\"ubuntu\"]",
+                ": policy: repositories: \"ubuntu\" does not begin with a registry",
+            ),
+            ("[policy]\nfolders = [\"sw\"]", ": policy: folders: \"sw\" is not absolute"),
+            ("[policy]\nowners = [true]", ":2: owners: invalid type: boolean `true`, expected a user's name"),
+            ("[policy]\nowners = [-1]", ":2: owners: invalid value: integer `-1`, expected a user's name"),
+            ("[policy]\ndigests = [\"12\"]", ":2: digests: \"12\" is not sha256: and 64 hexadecimal digits"),
             ("env = [\"=x\"]", ":1: env: \"=…\": the name is empty"),
             ("devices = [\"gpu\"]", ":1: devices: \"gpu\" is not the name of a device"),
         ];

@@ -96,11 +96,10 @@ impl Reference {
             return Err(bad(&format!("\"{}\" is not a tag", quote(tag.as_bytes())))
                 .hint("a tag has letters, digits, dots, dashes and underscores, 128 at most"));
         }
-        let registry = match registry {
-            "index.docker.io" | "registry-1.docker.io" => DOCKER_HUB,
-            other => other,
-        };
-        let repository = match (registry, name.contains('/')) {
+        // Hosts are the same in upper-case letters; credentials, settings and rules are found by this name.
+        let registry = registry.to_ascii_lowercase();
+        let registry = if is_docker_hub(&registry) { DOCKER_HUB.to_owned() } else { registry };
+        let repository = match (registry.as_str(), name.contains('/')) {
             (DOCKER_HUB, false) => format!("library/{name}"),
             _ => name.to_owned(),
         };
@@ -112,7 +111,16 @@ impl Reference {
             (None, None) => Some(DEFAULT_TAG.to_owned()),
             (tag, _) => tag.map(str::to_owned),
         };
-        Ok(Reference { transport, user, registry: registry.to_owned(), repository, tag, digest })
+        Ok(Reference { transport, user, registry, repository, tag, digest })
+    }
+
+    /// The whole name with the user, for those who look for credentials. [`Reference::parse`] reads it.
+    pub fn text_with_user(&self) -> String {
+        let text = self.to_string();
+        match (&self.user, text.split_once("://")) {
+            (Some(user), Some((scheme, rest))) => format!("{scheme}://{user}@{rest}"),
+            _ => text,
+        }
     }
 
     /// The same image, and no other under the same tag.
@@ -128,7 +136,9 @@ impl fmt::Display for Reference {
             Transport::Docker => "docker",
             Transport::Oras => "oras",
         };
-        write!(f, "{scheme}://{}/{}", self.registry, self.repository)?;
+        // A host without a dot would be taken for a part of a name on Docker Hub.
+        let between = if stands_for_registry(&self.registry) { '/' } else { '#' };
+        write!(f, "{scheme}://{}{between}{}", self.registry, self.repository)?;
         if let Some(tag) = &self.tag {
             write!(f, ":{tag}")?;
         }
@@ -142,13 +152,22 @@ fn split_registry(text: &str) -> (&str, &str) {
         return parts;
     }
     match text.split_once('/') {
-        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (first, rest),
+        Some((first, rest)) if stands_for_registry(first) => (first, rest),
         _ => (DOCKER_HUB, text),
     }
 }
 
+fn stands_for_registry(first: &str) -> bool {
+    first.contains(['.', ':']) || first == "localhost"
+}
+
+/// Docker Hub, by any of its names.
+pub(crate) fn is_docker_hub(host: &str) -> bool {
+    [DOCKER_HUB, "index.docker.io", "registry-1.docker.io"].contains(&host)
+}
+
 /// A host name or address, perhaps with a port.
-fn is_host(text: &str) -> bool {
+pub(crate) fn is_host(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
         _ => (text, None),
@@ -157,7 +176,13 @@ fn is_host(text: &str) -> bool {
     let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let good = match in_brackets {
         Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && host.len() <= NAME_LIMIT && host.chars().all(plain),
+        None => {
+            let ends = |c: char| c.is_ascii_alphanumeric();
+            host.len() <= NAME_LIMIT
+                && host.chars().all(plain)
+                && host.starts_with(ends)
+                && host.ends_with(ends)
+        }
     };
     good && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
@@ -192,6 +217,7 @@ mod tests {
                 "docker://docker.io/tensorflow/tensorflow:2.13.0-gpu".to_owned(),
             ),
             ("docker://index.docker.io/ubuntu", "docker://docker.io/library/ubuntu:latest".to_owned()),
+            ("docker://NVCR.io/nvidia/a:B", "docker://nvcr.io/nvidia/a:B".to_owned()),
             ("docker://localhost/a", "docker://localhost/a:latest".to_owned()),
             ("docker://localhost:5000/a/b:c", "docker://localhost:5000/a/b:c".to_owned()),
             ("docker://[::1]:5000/a", "docker://[::1]:5000/a:latest".to_owned()),
@@ -200,6 +226,7 @@ mod tests {
                 "docker://nvcr.io/nvidia/pytorch:24.01-py3".to_owned(),
             ),
             ("nvcr.io#nvidia/pytorch:24.01-py3", "docker://nvcr.io/nvidia/pytorch:24.01-py3".to_owned()),
+            ("login1#nvidia/pytorch:1", "docker://login1#nvidia/pytorch:1".to_owned()),
             ("docker://me@nvcr.io#nvidia/pytorch", "docker://nvcr.io/nvidia/pytorch:latest".to_owned()),
             (&format!("docker://ubuntu{pin}"), format!("docker://docker.io/library/ubuntu{pin}")),
             (&format!("docker://ubuntu:22.04{pin}"), format!("docker://docker.io/library/ubuntu:22.04{pin}")),
@@ -207,10 +234,10 @@ mod tests {
         ] {
             assert_eq!(Reference::parse(text.as_bytes()).unwrap().to_string(), whole, "{text}");
         }
-        assert_eq!(
-            Reference::parse(b"docker://$oauthtoken@nvcr.io/a/b").unwrap().user.as_deref(),
-            Some("$oauthtoken")
-        );
+        let with_user = Reference::parse(b"docker://$oauthtoken@nvcr.io/a/b").unwrap();
+        assert_eq!(with_user.user.as_deref(), Some("$oauthtoken"));
+        assert_eq!(with_user.text_with_user(), "docker://$oauthtoken@nvcr.io/a/b:latest");
+        assert_eq!(Reference::parse(with_user.text_with_user().as_bytes()), Ok(with_user));
     }
 
     #[test]
@@ -220,6 +247,8 @@ mod tests {
             ("docker://Ubuntu", "docker://Ubuntu: \"Ubuntu\" is not the name of an image"),
             ("docker://", "docker://: \"\" is not the name of an image"),
             ("docker://a b", "docker://a b: \"a b\" is not the name of an image"),
+            ("docker://./b", "\".\" is not the name of a registry"),
+            ("docker://-a.io/b", "\"-a.io\" is not the name of a registry"),
             ("docker://a/../b", "docker://a/../b: \"a/../b\" is not the name of an image"),
             ("docker://host.io:99999/a", "\"host.io:99999\" is not the name of a registry"),
             ("docker://ubuntu:", "\"\" is not a tag"),

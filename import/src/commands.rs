@@ -1,13 +1,17 @@
 //! What each command needs of the other parts: registries, archives, the writer. Runs as the user.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mizzen::cli::images::{AccountArgs, ExportArgs, ImportArgs, LoginArgs, LogoutArgs};
+use mizzen_core::image_store::own_directory;
 use mizzen_core::{Config, Failure, Reference};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::images::Outcome;
+use crate::output::{Existing, check_existing};
+use crate::store::key::ImageKey;
 use crate::store::select::ListedImage;
+use crate::store::sidecar::Provenance;
 use crate::store::{ObtainOptions, Store};
 
 /// What was imported.
@@ -18,15 +22,6 @@ pub struct Imported {
     pub reference: Option<Reference>,
     /// All that `--json` shows.
     pub json: Value,
-}
-
-/// Where the user's image store is.
-pub fn store_directory(_config: &Config) -> Result<PathBuf, Failure> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let data_home = absolute("XDG_DATA_HOME").or(absolute("HOME").map(|home| home.join(".local/share")));
-    data_home.map(|directory| directory.join("mizzen/images")).ok_or_else(|| {
-        Failure::new("no directory for images: HOME is not set").hint("set HOME, or XDG_DATA_HOME")
-    })
 }
 
 /// How an image is obtained by this command.
@@ -41,12 +36,38 @@ fn job() -> Option<String> {
     Some(format!("{job}.{}", variable("SLURM_RESTART_COUNT").unwrap_or_default()))
 }
 
-/// `mizzen import`.
-pub fn import(_args: &ImportArgs, _config: &Config) -> Result<Imported, Failure> {
+/// `mizzen import`: into a file, or into the user's store.
+pub fn import(args: &ImportArgs, config: &Config) -> Result<Imported, Failure> {
+    if let Some(output) = &args.output {
+        check_existing(output, Existing::with_force(args.force))?;
+        let provenance = import_into(args, config, output)?;
+        return Ok(Imported {
+            path: output.clone(),
+            reference: None,
+            json: json!({ "path": output, "source": provenance.source }),
+        });
+    }
+    let reference = resolve(args, config)?;
+    let digest = reference.digest.ok_or_else(|| missing("import"))?;
+    let key = ImageKey::new(&reference, digest, args.platform.as_deref().unwrap_or("linux/amd64"), "v1");
+    let store = Store::open(&own_directory(&config.image_store)?)?;
+    let image = store.obtain(&key, &obtain_options(args), |path| import_into(args, config, path))?;
+    let json = json!({
+        "path": image.path,
+        "reference": reference.to_string(),
+        "digest": digest.to_string(),
+        "platform": key.platform,
+        "size": image.size,
+    });
+    Ok(Imported { path: image.path, reference: Some(reference), json })
+}
+
+/// Makes the image, as an `OutputFile` that replaces what is there.
+fn import_into(_args: &ImportArgs, _config: &Config, _output: &Path) -> Result<Provenance, Failure> {
     Err(missing("import"))
 }
 
-/// `mizzen import --for-slurm --resolve-only`: which manifest a name means now.
+/// Which manifest a name means now: the name with its digest.
 pub fn resolve(_args: &ImportArgs, _config: &Config) -> Result<Reference, Failure> {
     Err(missing("import"))
 }

@@ -1,6 +1,5 @@
 //! Which command does what, of those that the launcher hands to this program. Runs as the user.
 
-use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use mizzen::cli::Command;
@@ -8,7 +7,9 @@ use mizzen::cli::images::{ImagesCommand, ImportArgs};
 use mizzen::report::{print, report};
 use mizzen::signals::IgnoreSignal;
 use mizzen_core::config::Source;
-use mizzen_core::{Config, Failure, Reference, pairs};
+use mizzen_core::image_store::own_directory;
+use mizzen_core::importer::encode_answer;
+use mizzen_core::{Config, Failure};
 use nix::sys::signal::Signal;
 
 use crate::commands::{self, Imported};
@@ -78,7 +79,7 @@ fn answer(args: &ImportArgs) -> ExitCode {
         Ok((Some(imported.path), reference?))
     });
     let (text, code) = match outcome {
-        Ok((path, reference)) => (answer_text(path.as_deref(), &reference), ExitCode::SUCCESS),
+        Ok((path, reference)) => (encode_answer(path.as_deref(), &reference) + "\n", ExitCode::SUCCESS),
         Err(failure) => (failure.encode(), ExitCode::FAILURE),
     };
     match print(&text) {
@@ -90,14 +91,9 @@ fn answer(args: &ImportArgs) -> ExitCode {
     }
 }
 
-fn answer_text(path: Option<&std::path::Path>, reference: &Reference) -> String {
-    let path = path.map(|path| ("path", path.as_os_str().as_bytes().to_vec()));
-    pairs::encode(path.into_iter().chain([("reference", reference.to_string().into_bytes())])) + "\n"
-}
-
 fn images(command: ImagesCommand) -> Result<Outcome, Failure> {
     let config = config()?;
-    let directory = commands::store_directory(&config)?;
+    let directory = own_directory(&config.image_store)?;
     let store = || match Store::open_existing(&directory)? {
         Some(store) => Ok(store),
         None => Err(Failure::new(format!("{}: there is no image store yet", crate::shown(&directory)))

@@ -14,7 +14,7 @@ use mizzen_core::settings::{Argument, Key, Spec, TomlForm};
 use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings};
 
-use crate::image;
+use crate::find_image;
 use crate::options::{self, Origin, RunOptions};
 use images::{ExportArgs, ImagesCommand, ImportArgs, LoginArgs, LogoutArgs};
 
@@ -202,8 +202,8 @@ impl ContainerArgs {
         }
         let config = Config::load(&Source::Default)?;
         let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
-        let (image, pin) = image::find(&self.image, &config)?;
-        let options = RunOptions::new(image, pin, self.command, settings, config, Origin::Option)?;
+        let image = find_image::to_run(&self.image, &config)?;
+        let options = RunOptions::new(image, self.command, settings, config, Origin::Option)?;
         Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
     }
 }

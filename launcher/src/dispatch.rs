@@ -59,11 +59,7 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
         }),
         Command::Stage { images } => return stage_all(&images),
-        // The plugin reads the failure in the form that the importer has for it.
-        Command::Import(args) if args.for_slurm => {
-            let _ = print(&importer::exec().encode());
-            return ExitCode::FAILURE;
-        }
+        Command::Import(args) if args.for_slurm => return importer::exec_for_program(),
         Command::Import(_)
         | Command::Export(_)
         | Command::Images { .. }

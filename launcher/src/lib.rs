@@ -5,6 +5,7 @@ pub mod cli;
 mod dispatch;
 mod doctor;
 mod elf;
+mod find_image;
 pub mod fuzz;
 mod host;
 mod host_libraries;

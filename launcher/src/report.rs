@@ -25,6 +25,12 @@ pub fn report_note(note: &str) {
     let _ = std::io::stderr().write_all(format!("mizzen: note: {note}\n").as_bytes());
 }
 
+/// Of all processes of a job step that wait for the same, one tells the user how it goes.
+pub fn speaks_for_step() -> bool {
+    let first = |name: &str| std::env::var_os(name).is_none_or(|value| value == "0");
+    first("SLURM_NODEID") && first("SLURM_LOCALID")
+}
+
 /// Writes a result.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout();

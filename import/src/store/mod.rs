@@ -291,6 +291,9 @@ pub fn last_used(image: &Path) -> Option<SystemTime> {
 }
 
 #[cfg(test)]
+mod tests;
+
+#[cfg(test)]
 pub(crate) mod testing {
     //! What the tests of several modules need.
 

@@ -84,7 +84,7 @@ pub struct ImportArgs {
     /// For the plugin: progress on standard error, and the answer, or the failure, in the form that it reads.
     #[arg(long, hide = true)]
     pub for_slurm: bool,
-    /// For the plugin: only find out which manifest the name means now.
+    /// Beside that: only find out which manifest the name means.
     #[arg(long, hide = true, requires = "for_slurm")]
     pub resolve_only: bool,
     /// The configuration that plugstack.conf names.
