@@ -4,8 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use crate::Failure;
+use nix::unistd::geteuid;
+
 use crate::failure::quote;
+use crate::{Failure, accounts};
 
 /// Below the user's data directory, where mizzen.toml names none.
 const DEFAULT: &str = "mizzen/images";
@@ -21,6 +23,17 @@ pub struct StoreOwner<'a> {
     pub data_home: Option<&'a OsStr>,
     /// HOME, if it is set.
     pub home: Option<&'a OsStr>,
+}
+
+/// The directory of the images of the user who runs this. All who look for it, on all machines, ask here.
+pub fn own_directory(image_store: &str) -> Result<PathBuf, Failure> {
+    let uid = geteuid().as_raw();
+    let user = std::env::var_os("USER").map(OsString::into_vec);
+    let name = accounts::name_of(uid).map(String::into_bytes).or(user);
+    let (data_home, home) = (std::env::var_os("XDG_DATA_HOME"), std::env::var_os("HOME"));
+    let owner =
+        StoreOwner { name: name.as_deref(), uid, data_home: data_home.as_deref(), home: home.as_deref() };
+    store_directory(image_store, owner)
 }
 
 /// The directory of this user's images. Only names it: whether it can be used is seen by the one who opens it.

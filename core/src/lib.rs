@@ -5,19 +5,23 @@
 
 use std::os::unix::ffi::OsStrExt;
 
+pub mod accounts;
 pub mod cancel;
 pub mod config;
 pub mod device;
 pub mod digest;
 pub mod escape;
 pub mod failure;
+pub mod find_image;
 pub mod handover;
 pub mod image;
 pub mod image_policy;
 pub mod image_store;
+pub mod importer;
 pub mod limits;
 pub mod options;
 pub mod pairs;
+pub mod pattern;
 pub mod precedence;
 pub mod reference;
 pub mod registries;

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use crate::request::Container;
+use crate::request::{Container, NONE};
 use crate::{Failure, Request, Settings, Variables};
 
 /// What was typed.
@@ -65,32 +65,45 @@ pub fn merge(
             .map(|(name, value)| ImageOption::Image { option: name.to_owned(), value: value.to_vec() }),
         image => image,
     };
-    let request = match image {
-        Some(ImageOption::SlurmRuntime) => Some(Request::SlurmRuntime),
-        Some(ImageOption::Image { option, value }) => Some(lookup.find_image(&option, &value)?),
-        None if typed.settings != Settings::default()
-            && !matches!(inherited, Some(Request::Container(_))) =>
-        {
-            let option = typed.first_option.unwrap_or_default();
-            return Err(Failure::new(format!("{option}: without a container"))
-                .hint("give the image with --container=IMAGE"));
+    // Not before a container is asked for: nothing that is wrong with a variable may end a job without one.
+    let settings_below = |lookup: &mut dyn ImageLookup| {
+        let lower = match &inherited {
+            Some(Request::Container(container)) => container.settings.clone(),
+            Some(_) => Settings::default(),
+            None => variables.settings()?,
+        };
+        Ok(typed.settings.clone().or(lower).absolute(&lookup.directory()?))
+    };
+    match (image, &inherited) {
+        (Some(ImageOption::SlurmRuntime), _) => Ok(Some(Request::SlurmRuntime)),
+        // In this order: a lookup may fetch the image, and all else is to be good then.
+        (Some(ImageOption::Image { option, value }), _) if value != NONE => {
+            let settings = settings_below(lookup)?;
+            Ok(Some(match lookup.find_image(&option, &value)? {
+                Request::Container(Container { image, .. }) => {
+                    Request::Container(Container { image, settings })
+                }
+                other => other,
+            }))
         }
-        None => inherited.clone(),
-    };
-    let Some(Request::Container(Container { image, digest, .. })) = request else { return Ok(request) };
-    // Not before there is a container: nothing that is wrong with a variable may end a job without one.
-    let lower = match inherited {
-        Some(Request::Container(container)) => container.settings,
-        Some(_) => Settings::default(),
-        None => variables.settings()?,
-    };
-    let settings = typed.settings.or(lower).absolute(&lookup.directory()?);
-    Ok(Some(Request::Container(Container { image, digest, settings })))
+        (Some(ImageOption::Image { option, value }), _) => lookup.find_image(&option, &value).map(Some),
+        (None, Some(Request::Container(outer))) => {
+            let settings = settings_below(lookup)?;
+            Ok(Some(Request::Container(Container { image: outer.image.clone(), settings })))
+        }
+        (None, _) if typed.settings != Settings::default() => {
+            let option = typed.first_option.clone().unwrap_or_default();
+            Err(Failure::new(format!("{option}: without a container"))
+                .hint("give the image with --container=IMAGE"))
+        }
+        (None, _) => Ok(inherited.clone()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::ImageSource;
     use crate::settings::Key;
 
     struct Here;
@@ -116,8 +129,8 @@ mod tests {
     }
 
     fn container(image: &str, pairs: &[(Key, &str)]) -> Request {
-        let image = PathBuf::from("/images").join(image);
-        Request::Container(Container { image, digest: None, settings: settings(pairs) })
+        let image = ImageSource::file(PathBuf::from("/images").join(image));
+        Request::Container(Container { image, settings: settings(pairs) })
     }
 
     fn typed(image: Option<&str>, pairs: &[(Key, &str)]) -> TypedOptions {

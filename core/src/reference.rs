@@ -114,6 +114,15 @@ impl Reference {
         Ok(Reference { transport, user, registry, repository, tag, digest })
     }
 
+    /// The whole name with the user, for those who look for credentials. [`Reference::parse`] reads it.
+    pub fn text_with_user(&self) -> String {
+        let text = self.to_string();
+        match (&self.user, text.split_once("://")) {
+            (Some(user), Some((scheme, rest))) => format!("{scheme}://{user}@{rest}"),
+            _ => text,
+        }
+    }
+
     /// The same image, and no other under the same tag.
     pub fn pinned(&self, digest: Digest) -> Reference {
         Reference { digest: Some(digest), ..self.clone() }
@@ -127,7 +136,9 @@ impl fmt::Display for Reference {
             Transport::Docker => "docker",
             Transport::Oras => "oras",
         };
-        write!(f, "{scheme}://{}/{}", self.registry, self.repository)?;
+        // A host without a dot would be taken for a part of a name on Docker Hub.
+        let between = if stands_for_registry(&self.registry) { '/' } else { '#' };
+        write!(f, "{scheme}://{}{between}{}", self.registry, self.repository)?;
         if let Some(tag) = &self.tag {
             write!(f, ":{tag}")?;
         }
@@ -141,9 +152,13 @@ fn split_registry(text: &str) -> (&str, &str) {
         return parts;
     }
     match text.split_once('/') {
-        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (first, rest),
+        Some((first, rest)) if stands_for_registry(first) => (first, rest),
         _ => (DOCKER_HUB, text),
     }
+}
+
+fn stands_for_registry(first: &str) -> bool {
+    first.contains(['.', ':']) || first == "localhost"
 }
 
 /// Docker Hub, by any of its names.
@@ -161,7 +176,13 @@ pub(crate) fn is_host(text: &str) -> bool {
     let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let good = match in_brackets {
         Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && host.len() <= NAME_LIMIT && host.chars().all(plain),
+        None => {
+            let ends = |c: char| c.is_ascii_alphanumeric();
+            host.len() <= NAME_LIMIT
+                && host.chars().all(plain)
+                && host.starts_with(ends)
+                && host.ends_with(ends)
+        }
     };
     good && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
@@ -205,6 +226,7 @@ mod tests {
                 "docker://nvcr.io/nvidia/pytorch:24.01-py3".to_owned(),
             ),
             ("nvcr.io#nvidia/pytorch:24.01-py3", "docker://nvcr.io/nvidia/pytorch:24.01-py3".to_owned()),
+            ("login1#nvidia/pytorch:1", "docker://login1#nvidia/pytorch:1".to_owned()),
             ("docker://me@nvcr.io#nvidia/pytorch", "docker://nvcr.io/nvidia/pytorch:latest".to_owned()),
             (&format!("docker://ubuntu{pin}"), format!("docker://docker.io/library/ubuntu{pin}")),
             (&format!("docker://ubuntu:22.04{pin}"), format!("docker://docker.io/library/ubuntu:22.04{pin}")),
@@ -212,10 +234,10 @@ mod tests {
         ] {
             assert_eq!(Reference::parse(text.as_bytes()).unwrap().to_string(), whole, "{text}");
         }
-        assert_eq!(
-            Reference::parse(b"docker://$oauthtoken@nvcr.io/a/b").unwrap().user.as_deref(),
-            Some("$oauthtoken")
-        );
+        let with_user = Reference::parse(b"docker://$oauthtoken@nvcr.io/a/b").unwrap();
+        assert_eq!(with_user.user.as_deref(), Some("$oauthtoken"));
+        assert_eq!(with_user.text_with_user(), "docker://$oauthtoken@nvcr.io/a/b:latest");
+        assert_eq!(Reference::parse(with_user.text_with_user().as_bytes()), Ok(with_user));
     }
 
     #[test]
@@ -225,6 +247,8 @@ mod tests {
             ("docker://Ubuntu", "docker://Ubuntu: \"Ubuntu\" is not the name of an image"),
             ("docker://", "docker://: \"\" is not the name of an image"),
             ("docker://a b", "docker://a b: \"a b\" is not the name of an image"),
+            ("docker://./b", "\".\" is not the name of a registry"),
+            ("docker://-a.io/b", "\"-a.io\" is not the name of a registry"),
             ("docker://a/../b", "docker://a/../b: \"a/../b\" is not the name of an image"),
             ("docker://host.io:99999/a", "\"host.io:99999\" is not the name of a registry"),
             ("docker://ubuntu:", "\"\" is not a tag"),

@@ -3,14 +3,15 @@
 //! The client makes a [`Request`] from the options; the node decodes it again and trusts nothing: the variable
 //! is the user's to change.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::digest::{Digest, split_pin};
 use crate::failure::quote;
+use crate::find_image::ImageFinder;
 use crate::settings::Key;
-use crate::{Config, Failure, Settings, image, pairs};
+use crate::{Failure, Reference, Settings, pairs};
 
 /// Carries the request from srun, sbatch and salloc to the node, and from a job to the srun calls in it. The
 /// prefix SLURM_ lets it pass `--export=NONE`.
@@ -28,10 +29,11 @@ pub const LIMIT: usize = 64 << 10;
 /// The kernel's limit on a path.
 const PATH_LIMIT: usize = 4095;
 /// `--container=none`: no container, although the job has one.
-const NONE: &[u8] = b"none";
+pub(crate) const NONE: &[u8] = b"none";
 
 /// What a step shall run in.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant)] // a process has one or two
 pub enum Request {
     /// The node itself: the user switched an inherited container off.
     Host,
@@ -46,29 +48,124 @@ pub enum Request {
 /// A container, fully described: nothing in it depends on where it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
-    /// Absolute path of the image.
-    pub image: PathBuf,
-    /// The only content that it may have.
-    pub digest: Option<Digest>,
+    /// The image.
+    pub image: ImageSource,
     /// Everything else that the user said.
     pub settings: Settings,
 }
 
+/// Where the image of a container comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageSource {
+    /// A file or directory that the user has named.
+    File {
+        /// Its absolute path.
+        path: PathBuf,
+        /// The only content that it may have.
+        digest: Option<Digest>,
+    },
+    /// A file in the user's store.
+    Stored {
+        /// Its absolute path.
+        path: PathBuf,
+        /// The image in a registry that it was made of, with the digest of its manifest.
+        reference: Reference,
+    },
+    /// An image in a registry that the node is to import, with the digest of its manifest.
+    Unfetched(Reference),
+}
+
+impl Default for ImageSource {
+    fn default() -> ImageSource {
+        ImageSource::file(PathBuf::new())
+    }
+}
+
+impl ImageSource {
+    /// A file of any content.
+    pub fn file(path: impl Into<PathBuf>) -> ImageSource {
+        ImageSource::File { path: path.into(), digest: None }
+    }
+
+    /// The image in a registry that it is, if it is one.
+    pub fn reference(&self) -> Option<&Reference> {
+        match self {
+            ImageSource::File { .. } => None,
+            ImageSource::Stored { reference, .. } | ImageSource::Unfetched(reference) => Some(reference),
+        }
+    }
+
+    /// What tells it from other images: its path, or its name in a registry.
+    pub fn name(&self) -> OsString {
+        match self {
+            ImageSource::File { path, .. } | ImageSource::Stored { path, .. } => path.clone().into(),
+            ImageSource::Unfetched(reference) => reference.to_string().into(),
+        }
+    }
+
+    /// The fields of the request that say it.
+    pub(crate) fn encode(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let image = |path: &PathBuf| ("image", path.as_os_str().as_bytes().to_vec());
+        let named = |reference: &Reference| ("reference", reference.text_with_user().into_bytes());
+        match self {
+            ImageSource::File { path, digest } => {
+                let digest = digest.map(|digest| ("digest", digest.to_string().into_bytes()));
+                [image(path)].into_iter().chain(digest).collect()
+            }
+            ImageSource::Stored { path, reference } => vec![image(path), named(reference)],
+            ImageSource::Unfetched(reference) => vec![named(reference)],
+        }
+    }
+
+    /// Reads the fields of a request that anybody may have written.
+    pub(crate) fn decode(
+        image: Option<&[u8]>,
+        digest: Option<&[u8]>,
+        reference: Option<&[u8]>,
+    ) -> Result<ImageSource, Failure> {
+        let path = image.map(absolute_path).transpose()?;
+        let digest = digest.map(|text| {
+            let read = std::str::from_utf8(text).ok().and_then(Digest::parse);
+            read.ok_or_else(|| Failure::new(format!("\"{}\" is not a digest", quote(text))))
+        });
+        match (path, digest.transpose()?, reference.map(pinned_reference).transpose()?) {
+            (Some(path), digest, None) => Ok(ImageSource::File { path, digest }),
+            (Some(path), None, Some(reference)) => Ok(ImageSource::Stored { path, reference }),
+            (None, None, Some(reference)) => Ok(ImageSource::Unfetched(reference)),
+            (None, _, None) => Err(Failure::new("no image")),
+            (_, Some(_), Some(_)) => Err(Failure::new("a reference and the digest of a file")),
+        }
+    }
+}
+
+/// The client makes every path absolute, for it alone knows where they begin.
+pub(crate) fn absolute_path(text: &[u8]) -> Result<PathBuf, Failure> {
+    check_path_text(text)?;
+    let path = PathBuf::from(OsStr::from_bytes(text));
+    if path.is_absolute() {
+        return Ok(path);
+    }
+    Err(Failure::new(format!("\"{}\" is not absolute", quote_reference(text))))
+}
+
+/// The client pins every name: what a tag means may change while the job waits.
+pub(crate) fn pinned_reference(text: &[u8]) -> Result<Reference, Failure> {
+    check_path_text(text)?;
+    let reference = Reference::parse(text)?;
+    if reference.digest.is_some() {
+        return Ok(reference);
+    }
+    Err(Failure::new(format!("\"{}\" has no digest", quote_reference(text))))
+}
+
 impl Request {
     /// Makes a request of the value of `--container` or `--container-image`; `option` is its name in messages.
-    /// A relative path belongs to `directory`, where the job was submitted.
-    pub fn from_option(
-        option: &str,
-        value: &[u8],
-        directory: &Path,
-        config: &Config,
-    ) -> Result<Request, Failure> {
+    pub fn from_option(option: &str, value: &[u8], finder: &mut ImageFinder) -> Result<Request, Failure> {
         if value == NONE {
             return Ok(Request::Host);
         }
-        let (image, digest) =
-            find_image(value, directory, config).map_err(|failure| failure.about(option))?;
-        Ok(Request::Container(Container { image, digest, settings: Settings::default() }))
+        let image = finder.find(value).map_err(|failure| failure.about(option))?;
+        Ok(Request::Container(Container { image, settings: Settings::default() }))
     }
 
     /// Makes a request of the value of `--container-join`: a step of this job, `0` or `batch`, also as `7.0`.
@@ -99,16 +196,16 @@ impl Request {
         if value == NONE {
             return Ok(Request::Host);
         }
-        let (image, digest) = split_pin(value);
-        let image = PathBuf::from(OsStr::from_bytes(image));
-        if !image.is_absolute() {
+        let (path, digest) = split_pin(value);
+        let path = PathBuf::from(OsStr::from_bytes(path));
+        if !path.is_absolute() {
             return Err(not_absolute(value).about(option));
         }
         let settings = settings()?;
         if let Some((key, text)) = settings.relative() {
             return Err(not_absolute(&text).about(key.variable()));
         }
-        Ok(Request::Container(Container { image, digest, settings }))
+        Ok(Request::Container(Container { image: ImageSource::File { path, digest }, settings }))
     }
 
     /// Text for [`VARIABLE`].
@@ -117,11 +214,9 @@ impl Request {
             Request::Host => "none".to_owned(),
             Request::SlurmRuntime => "oci".to_owned(),
             Request::Join(step) => pairs::encode([("join", step.clone().into_bytes())]),
-            Request::Container(Container { image, digest, settings }) => {
-                let image = ("image", image.as_os_str().as_bytes().to_vec());
-                let digest = digest.map(|digest| ("digest", digest.to_string().into_bytes()));
+            Request::Container(Container { image, settings }) => {
                 let settings = Key::ALL.iter().filter_map(|key| Some((key.name(), settings.text(*key)?)));
-                pairs::encode([image].into_iter().chain(digest).chain(settings))
+                pairs::encode(image.encode().into_iter().chain(settings))
             }
         }
     }
@@ -148,71 +243,30 @@ fn from_pairs(pairs: &[(String, Vec<u8>)]) -> Result<Request, Failure> {
     {
         return Request::from_join(step);
     }
-    let (mut image, mut digest) = (None, None);
+    let (mut image, mut digest, mut reference) = (None, None, None);
     let mut settings = Settings::default();
     for (name, value) in pairs {
-        match Key::ALL.iter().find(|key| key.name() == name) {
-            Some(key) => settings.set(*key, value).map_err(|failure| failure.about(name))?,
-            None if name == "image" => image = Some(value),
-            None if name == "digest" => {
-                let read = std::str::from_utf8(value).ok().and_then(Digest::parse);
-                let bad = || Failure::new(format!("\"{}\" is not a digest", quote(value)));
-                digest = Some(read.ok_or_else(bad)?);
+        let field = match Key::ALL.iter().find(|key| key.name() == name) {
+            Some(key) => {
+                settings.set(*key, value).map_err(|failure| failure.about(name))?;
+                continue;
             }
+            None if name == "image" => &mut image,
+            None if name == "digest" => &mut digest,
+            None if name == "reference" => &mut reference,
             None => return Err(Failure::new(format!("unknown field \"{name}\""))),
-        }
+        };
+        *field = Some(value.as_slice());
     }
-    // The client makes every path absolute, for it alone knows where they begin.
     if let Some((key, text)) = settings.relative() {
         return Err(Failure::new(format!("\"{}\" is not absolute", quote(&text))).about(key.name()));
     }
-    let image = image.ok_or_else(|| Failure::new("no image"))?;
-    check_path_text(image)?;
-    let image = PathBuf::from(OsStr::from_bytes(image));
-    if !image.is_absolute() {
-        let shown = quote_reference(image.as_os_str().as_bytes());
-        return Err(Failure::new(format!("\"{shown}\" is not absolute")));
-    }
-    Ok(Request::Container(Container { image, digest, settings }))
-}
-
-/// Finds the image that a user names, and sees that it is one; beside its path, the content that the name asks for.
-pub fn find_image(
-    value: &[u8],
-    directory: &Path,
-    config: &Config,
-) -> Result<(PathBuf, Option<Digest>), Failure> {
-    find_image_by(value, directory, config, |candidate| match candidate.symlink_metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        // What it is, is found out now rather than when the job starts.
-        _ => image::open(candidate).map(|opened| Some(opened.form)),
-    })
-}
-
-/// The same with another way to look what lies at a path; None if there is nothing.
-pub fn find_image_by(
-    value: &[u8],
-    directory: &Path,
-    config: &Config,
-    look: impl Fn(&Path) -> Result<Option<image::ImageFormat>, Failure>,
-) -> Result<(PathBuf, Option<Digest>), Failure> {
-    check_path_text(value)?;
-    if let Some(scheme) = scheme_of(value) {
-        let message = format!("{}: cannot fetch images from {scheme}", quote_reference(value));
-        return Err(Failure::new(message).hint("give the path of an image file or directory"));
-    }
-    let (name, digest) = split_pin(value);
-    check_path_text(name)?;
-    let (path, form) = look_for(Path::new(OsStr::from_bytes(name)), directory, config, look)?;
-    if digest.is_some() && form == image::ImageFormat::Directory {
-        return Err(Failure::new(format!("{}: a directory has no digest", quote(name)))
-            .hint("name it without @sha256:, or pack it into a squashfs file"));
-    }
-    Ok((path, digest))
+    let image = ImageSource::decode(image, digest, reference)?;
+    Ok(Request::Container(Container { image, settings }))
 }
 
 /// What no image name may be, whoever typed it.
-fn check_path_text(value: &[u8]) -> Result<(), Failure> {
+pub(crate) fn check_path_text(value: &[u8]) -> Result<(), Failure> {
     if value.is_empty() {
         return Err(Failure::new("the image is empty")
             .hint("write --container=IMAGE; a shell variable in it may be unset"));
@@ -228,14 +282,6 @@ fn check_path_text(value: &[u8]) -> Result<(), Failure> {
             .hint("a newline at the end often comes from $(command) or a file edited elsewhere"));
     }
     Ok(())
-}
-
-/// The scheme of `scheme://…`, if the value has that form.
-fn scheme_of(value: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(value).ok()?;
-    let (scheme, _) = text.split_once("://")?;
-    let plain = |c: char| c.is_ascii_alphanumeric() || "+.-".contains(c);
-    (!scheme.is_empty() && scheme.chars().all(plain)).then(|| format!("{scheme}://"))
 }
 
 /// A reference for messages, without the user and the password that `[scheme://]user:password@host/…` may hold. Passwords may
@@ -256,73 +302,20 @@ pub fn quote_reference(value: &[u8]) -> String {
     }
 }
 
-/// The image's absolute path, and its form: the user's own file first, then the site's folders.
-fn look_for(
-    name: &Path,
-    directory: &Path,
-    config: &Config,
-    look: impl Fn(&Path) -> Result<Option<image::ImageFormat>, Failure>,
-) -> Result<(PathBuf, image::ImageFormat), Failure> {
-    let mut candidates = vec![directory.join(name)];
-    let bare =
-        name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));
-    if bare {
-        candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
-    }
-    for candidate in &candidates {
-        if let Some(form) = look(candidate)? {
-            return Ok((candidate.clone(), form));
-        }
-    }
-    let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();
-    let message = format!("no such image; tried {}", tried.join(", "));
-    Err(Failure::new(message).hint(if name.as_os_str().as_bytes().windows(4).any(|part| part == b"@sha") {
-        "IMAGE@sha256:HEX takes 64 hexadecimal digits"
-    } else if name.is_absolute() {
-        "it must exist on this node, and you must be able to see it"
-    } else {
-        "a relative path starts at the current directory"
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn from_option(value: &[u8]) -> Result<Request, Failure> {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
-        Request::from_option("--container", value, directory, &Config::default())
+    fn container(path: &[u8]) -> Request {
+        of_image(ImageSource::file(OsStr::from_bytes(path)))
     }
 
-    fn container(image: &[u8]) -> Request {
-        Request::Container(Container {
-            image: PathBuf::from(OsStr::from_bytes(image)),
-            digest: None,
-            settings: Settings::default(),
-        })
+    fn of_image(image: ImageSource) -> Request {
+        Request::Container(Container { image, settings: Settings::default() })
     }
 
-    #[test]
-    fn a_relative_image_is_found_from_the_submission_directory() {
-        let expected = concat!(env!("CARGO_MANIFEST_DIR"), "/src/image");
-        assert_eq!(from_option(b"src/image"), Ok(container(expected.as_bytes())));
-        assert_eq!(from_option(b"none"), Ok(Request::Host));
-    }
-
-    #[test]
-    fn a_bare_name_is_looked_up_in_the_sites_folders() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let config =
-            Config { image_folders: vec!["/nonexistent".into(), folder.clone()], ..Config::default() };
-        let found =
-            |name: &str| Request::from_option("--container", name.as_bytes(), Path::new("/"), &config);
-        assert_eq!(found("image"), Ok(container(folder.join("image").as_os_str().as_bytes())));
-        let failure = found("nothing.sqsh").unwrap_err();
-        assert!(failure.message.contains("tried /nothing.sqsh, /nonexistent/nothing.sqsh, "), "{failure}");
-        assert!(
-            found("./image").unwrap_err().message.ends_with("tried /./image"),
-            "a path is not a bare name"
-        );
+    fn reference(text: &str) -> Reference {
+        Reference::parse(text.as_bytes()).unwrap().pinned(Digest::new([7; 32]))
     }
 
     #[test]
@@ -348,34 +341,6 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_named() {
-        let cases: [(&[u8], &str); 8] = [
-            (b"", "--container: the image is empty"),
-            (
-                &[b'a'; 100_000],
-                "--container: the image's name has 100000 bytes, more than the 4095 of a path: aaa",
-            ),
-            (b"tf\n.sqsh", "--container: control character in \"tf\\n.sqsh\""),
-            (b"/dev/null", "--container: /dev/null: not an image (is a character device)"),
-            (
-                b"Cargo.toml",
-                concat!(
-                    "--container: ",
-                    env!("CARGO_MANIFEST_DIR"),
-                    "/Cargo.toml: not an image (starts with \"[pac\", looks like"
-                ),
-            ),
-            (b"/nonexistent/x", "--container: no such image; tried /nonexistent/x"),
-            (b"docker://a/b", "--container: docker://a/b: cannot fetch images from docker://"),
-            (b"oras://me:secret@host/x", "--container: oras://…@host/x: cannot fetch images from oras://"),
-        ];
-        for (value, expected) in cases {
-            let failure = from_option(value).unwrap_err();
-            assert!(failure.message.starts_with(expected), "{failure}");
-        }
-    }
-
-    #[test]
     fn every_request_survives_the_variable() {
         let mut settings = Settings::default();
         settings.set(Key::Mounts, b"/a b:/c&d:ro,/e=%").unwrap();
@@ -389,10 +354,11 @@ mod tests {
             container(b"/none"),
             Request::Join("7.batch".to_owned()),
             Request::Container(Container {
-                image: "/a".into(),
-                digest: Some(Digest::new([7; 32])),
+                image: ImageSource::File { path: "/a".into(), digest: Some(Digest::new([7; 32])) },
                 settings,
             }),
+            of_image(ImageSource::Stored { path: "/a".into(), reference: reference("docker://ubuntu") }),
+            of_image(ImageSource::Unfetched(reference("oras://$oauthtoken@nvcr.io:443/a/b:c"))),
         ] {
             let text = request.encode();
             assert!(text.bytes().all(|b| b.is_ascii_graphic()), "{text}");
@@ -402,7 +368,9 @@ mod tests {
 
     #[test]
     fn a_forged_variable_is_refused() {
-        let cases: [(&[u8], &str); 13] = [
+        let digest = Digest::new([7; 32]);
+        let both = format!("image=/a&digest={digest}&reference=docker://b@{digest}");
+        let cases: [(&[u8], &str); 20] = [
             (b"", "unknown field \"\""),
             (b"image", "the image is empty"),
             (b"image=tf.sqsh", "\"tf.sqsh\" is not absolute"),
@@ -411,6 +379,13 @@ mod tests {
             (b"image=/a&mounts=b:c", "mounts: \"b:c\": the destination is not absolute"),
             (b"mounts=/a", "no image"),
             (b"image=/a&digest=sha256:0", "\"sha256:0\" is not a digest"),
+            (b"digest=sha256:0", "\"sha256:0\" is not a digest"),
+            (b"reference=docker://a", "\"docker://a\" has no digest"),
+            (b"reference=/a", "/a: \"/a\" is not the name of an image"),
+            (b"reference=docker://u:secret@a", "docker://\u{2026}@a: a password in a name"),
+            (b"image=a&reference=docker://b", "\"a\" is not absolute"),
+            (b"reference=", "the image is empty"),
+            (both.as_bytes(), "a reference and the digest of a file"),
             (b"join=../0", "\"../0\" is not a step"),
             (b"join=0&image=/a", "unknown field \"join\""),
             (b"image=/a%0Ab", "control character"),

@@ -3,6 +3,7 @@
 //! reads them in the job's, where the client had no mizzen to do so.
 
 use crate::failure::quote;
+use crate::request::quote_reference;
 use crate::settings::Key;
 use crate::{Failure, Settings};
 
@@ -38,7 +39,8 @@ impl Variables {
     pub fn image(&self) -> Result<Option<(&'static str, &[u8])>, Failure> {
         match (self.value(IMAGE), self.value(IMAGE_TOO)) {
             (Some(one), Some(other)) if one != other => {
-                let message = format!("{IMAGE}={} and {IMAGE_TOO}={}", quote(one), quote(other));
+                let message =
+                    format!("{IMAGE}={} and {IMAGE_TOO}={}", quote_reference(one), quote_reference(other));
                 Err(Failure::new(format!("{message}: two images for one container"))
                     .hint("both mean the same: unset one of them, or give the image with --container"))
             }

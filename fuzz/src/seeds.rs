@@ -88,13 +88,19 @@ const CDI: [&str; 2] = [
     r#"{"cdiVersion": "0.5.0", "kind": "a.b/c", "devices": [{"name": "all", "containerEdits": {"env": ["X=y"]}}]}"#,
 ];
 
-const REQUESTS: [&str; 6] = [
+const REQUESTS: [&str; 11] = [
     "none",
     "oci",
     "join=1.0",
     "image=/images/tf.sqsh",
     "image=/a.sqsh&mounts=/a%2C/b%3A/c%3Aro%2Bnoexec%2Ctmpfs%3A/t%3Asize%3D5m&env=A%3Db%2CC%2CD%3De%5C%2Cf&device=a.b/c%3Dd&workdir=/w\
      &mount-home=no&writable=5g&remap-root=yes&entrypoint=yes&script=no&stage=bcast&gpu=all&mpi=host&verbose=yes",
+    "image=/s/x.sqsh&reference=docker%3A//docker.io/library/ubuntu%3A24.04%40sha256%3A\
+     0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef&workdir=/w",
+    "reference=oras%3A//me%40ghcr.io%3A443/a/b%40sha256%3A0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+    "docker://$oauthtoken@nvcr.io/nvidia/pytorch:24.01-py3",
+    "me@registry#team/image:1",
+    "docker://[::1]:5000/a@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
     "image=/images/tf%20x.sqsh&digest=sha256%3A0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
 ];
 
@@ -105,7 +111,11 @@ const HANDOVERS: [&str; 2] = [
 ];
 
 const CONFIG: &str = "image_folders = [\"/images\"]\nmounts = [\"/scratch\", \"/sw:/sw:ro\"]\nenv = [\"A=b\", \"C\"]\n\
-                      devices = [\"nvidia.com/gpu=all\"]\nwritable = true\ngpu = \"none\"\n";
+                      devices = [\"nvidia.com/gpu=all\"]\nwritable = true\ngpu = \"none\"\n\
+                      image_store = \"/s/%u\"\nimport = \"node\"\n[registries.\"docker.io\"]\n\
+                      mirrors = [\"https://m.org/hub\"]\nplain_http = true\n[policy]\nregistries = [\"a.io\"]\n\
+                      repositories = [\"a.io/**\"]\nfolders = [\"/sw\"]\nowners = [\"root\", 5]\n\
+                      digests = [\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n";
 
 const OPTIONS: &str =
     "/a,/b:/c:ro+noexec,tmpfs:/t:size=5m\0A=b,C,D=e\\,f\0nvidia.com/gpu=0,a.b/c=d\0always\0pid,ipc\x00512m";

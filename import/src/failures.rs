@@ -6,15 +6,15 @@
 use std::io;
 
 use mizzen_core::Failure;
-use mizzen_core::failure::cause;
+
+use crate::registry;
 
 /// What went wrong with a stream.
 pub fn failure_of(error: io::Error) -> Failure {
-    let known = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>()).cloned();
-    known.unwrap_or_else(|| match error.raw_os_error() {
+    match error.raw_os_error() {
         Some(_) => Failure::caused_by("reading it", error),
-        None => Failure::new(cause(&error)),
-    })
+        None => registry::failure_of(error),
+    }
 }
 
 /// What went wrong with a file that is being written.

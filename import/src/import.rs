@@ -6,14 +6,12 @@
 //!
 //! Run by: the user, in the importer.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use mizzen::image::{ImageKind, OpenedImage, identify_opened};
 use mizzen_core::failure::quote;
@@ -24,21 +22,24 @@ use mizzen_squashfs::writer::{Compressors, Output};
 use sha2::{Digest as _, Sha256};
 
 use crate::assemble::{AssembleError, assemble};
+use crate::conversion::Counted;
 use crate::decompress::decompressed;
 use crate::failures::{cannot_write, failure_of};
-use crate::layer::{Layer, LayerCache, LayerKey, Region, convert};
-use crate::manifest::{BlobDigest, CONFIG_LIMIT, Descriptor, Manifest, Platform, select};
+use crate::layer::{Layer, LayerCache, Region, convert};
+use crate::manifest::{BlobDigest, CONFIG_LIMIT, Descriptor, Manifest, Platform};
 use crate::output::Draft;
 use crate::progress::{Bar, Bars};
 use crate::registry::Client;
+use crate::shown;
 use crate::source::{
     Described, Form, LayerBlob, OciDirectory, SeekableArchive, Source, StreamKind, Verified,
     convert_directory, describe, normalised, stream, stream_kind,
 };
 
-/// How many layers are fetched and converted at once, as with Docker.
-const AT_ONCE: usize = 4;
 const COPY_LEN: usize = 1 << 20;
+
+/// Opens a file of a layout by its name.
+type OpenFile<'a> = dyn Fn(&str) -> Result<Box<dyn Read + Send>, Failure> + Sync + 'a;
 
 /// What all imports of a process share.
 pub struct Importer<'a> {
@@ -70,31 +71,25 @@ pub struct Imported {
 }
 
 impl Importer<'_> {
-    /// Writes the image that a source has to `output`, an empty file that can be read. `client` is asked for only if there is
-    /// something to fetch.
-    pub fn import(
-        &self,
-        source: &Source,
-        output: &File,
-        client: &dyn Fn() -> Result<Client, Failure>,
-    ) -> Result<Imported, Failure> {
+    /// Writes the image that a source has to `output`, an empty file that can be read.
+    pub fn import(&self, source: &Source, output: &File, client: &Client) -> Result<Imported, Failure> {
         let manifest = match source {
-            Source::Registry(reference) => self.from_registry(reference, &client()?, output)?,
+            Source::Registry(reference) => self.import_registry(reference, client, output)?,
             Source::Layout(path, name) => {
                 let files = OciDirectory(path.clone());
                 let described = describe(&files, Some(Form::Oci), name.as_deref(), &self.platform)
                     .map_err(|failure| failure.about(shown(path)))?;
                 let open = |name: &str| Ok(Box::new(files.open(name)?) as Box<dyn Read + Send>);
-                self.from_described(&described, &open, output)?
+                self.import_described(&described, &open, output)?
             }
-            Source::Archive(path, form, name) => self.from_archive(path, *form, name.as_deref(), output)?,
+            Source::Archive(path, form, name) => self.import_archive(path, *form, name.as_deref(), output)?,
             Source::Tar(path) => {
                 let file = open_file(path)?;
                 let about = |failure: Failure| failure.about(shown(path));
-                self.from_tar(file, &shown(path), output).map_err(about)?
+                self.import_tar(file, &shown(path), output).map_err(about)?
             }
             Source::Directory(path) => {
-                let bar = self.bars.add(&shown(path), None);
+                let bar = self.bars.add(shown(path), None);
                 let layer = convert_directory(path, self.scratch()?, &self.compressors)?;
                 bar.done("read");
                 self.write(&[layer], None, output).map_err(not_again)?;
@@ -104,7 +99,7 @@ impl Importer<'_> {
                 self.take_image(path, output)?;
                 None
             }
-            Source::Stdin => self.from_stream(io::stdin(), "standard input", None, None, output)?,
+            Source::Stdin => self.import_stream(io::stdin(), "standard input", None, None, output)?,
         };
         let (digest, size) = digest_of(output)?;
         if self.use_cache {
@@ -113,26 +108,19 @@ impl Importer<'_> {
         Ok(Imported { digest, size, manifest })
     }
 
-    fn from_registry(
+    fn import_registry(
         &self,
         reference: &Reference,
         client: &Client,
         output: &File,
     ) -> Result<Option<BlobDigest>, Failure> {
         let about = |failure: Failure| failure.about(reference);
-        let fetched = client.manifest(reference)?;
-        let mut fetch = |entry: &Descriptor| client.manifest_of(reference, &entry.digest);
-        let selected = select(fetched.bytes, fetched.digest, &self.platform, &mut fetch).map_err(about)?;
+        let selected = client.image(reference, &self.platform)?.selected;
         if reference.transport == Transport::Oras {
             self.take_artifact(reference, &selected.manifest, client, output)?;
             return Ok(Some(selected.digest));
         }
-        let mut config = Vec::new();
-        if selected.manifest.config.size > CONFIG_LIMIT {
-            return Err(about(Failure::new(format!("its configuration has more than {CONFIG_LIMIT} bytes"))));
-        }
-        let mut blob = client.blob(reference, &selected.manifest.config)?;
-        blob.read_to_end(&mut config).map_err(|error| about(failure_of(error)))?;
+        let config = client.small_blob(reference, &selected.manifest.config, CONFIG_LIMIT)?;
         let config = normalised(&config).map_err(about)?;
         let blobs: Vec<LayerBlob> = selected
             .manifest
@@ -145,7 +133,7 @@ impl Importer<'_> {
                 open: Box::new(move || self.open_layer(reference, layer, client)),
             })
             .collect();
-        self.from_blobs(&blobs, config, output).map_err(about)?;
+        self.import_blobs(&blobs, config, output).map_err(about)?;
         Ok(Some(selected.digest))
     }
 
@@ -164,7 +152,7 @@ impl Importer<'_> {
                 Failure::new(message).hint("--foreign-layers fetches it from there, without credentials")
             );
         }
-        Ok(Box::new(client.foreign_blob(layer)?))
+        Ok(Box::new(client.foreign_blob(reference, layer)?))
     }
 
     /// A file that is kept in a registry (`oras://`): the image is that file.
@@ -183,13 +171,13 @@ impl Importer<'_> {
             );
         };
         let mut source = client.blob(reference, layer)?;
-        let bar = self.bars.add(&short(&layer.digest), Some(layer.size));
+        let bar = self.bars.add(short(&layer.digest), Some(layer.size));
         copy(&mut source, output, &bar).map_err(about)?;
         bar.done("fetched");
         probe(Path::new(&reference.to_string()), clone(output)?).map(|_| ())
     }
 
-    fn from_archive(
+    fn import_archive(
         &self,
         path: &Path,
         form: Option<Form>,
@@ -198,7 +186,7 @@ impl Importer<'_> {
     ) -> Result<Option<BlobDigest>, Failure> {
         let about = |failure: Failure| failure.about(shown(path));
         let Some(archive) = SeekableArchive::open(path)? else {
-            return self.from_stream(open_file(path)?, &shown(path), form, name, output).map_err(about);
+            return self.import_stream(open_file(path)?, &shown(path), form, name, output).map_err(about);
         };
         let described = describe(&archive, form, name, &self.platform).map_err(about)?;
         let open = |name: &str| {
@@ -207,14 +195,14 @@ impl Importer<'_> {
                 member.ok_or_else(|| Failure::new(format!("{} is not there", quote(name.as_bytes()))))?;
             Ok(Box::new(member) as Box<dyn Read + Send>)
         };
-        self.from_described(&described, &open, output).map_err(about)
+        self.import_described(&described, &open, output).map_err(about)
     }
 
     /// Layers that are in files.
-    fn from_described(
+    fn import_described(
         &self,
         described: &Described,
-        open: &(dyn Fn(&str) -> Result<Box<dyn Read + Send>, Failure> + Sync),
+        open: &OpenFile,
         output: &File,
     ) -> Result<Option<BlobDigest>, Failure> {
         let config = normalised(&described.config)?;
@@ -234,12 +222,12 @@ impl Importer<'_> {
                 }),
             })
             .collect();
-        self.from_blobs(&blobs, config, output)?;
+        self.import_blobs(&blobs, config, output)?;
         Ok(described.manifest)
     }
 
     /// A stream: an archive, whose layers are converted as they come, or one root file system.
-    fn from_stream(
+    fn import_stream(
         &self,
         source: impl Read + Send,
         name: &str,
@@ -251,7 +239,7 @@ impl Importer<'_> {
         let counted = Counted { source, bar: &bar, stop: &AtomicBool::new(false) };
         let kind = stream_kind(decompressed(counted).map_err(failure_of)?)?;
         let archive = match kind {
-            StreamKind::Tar(tar) if form.is_none() => return self.from_tar(tar, name, output),
+            StreamKind::Tar(tar) if form.is_none() => return self.import_tar(tar, name, output),
             StreamKind::Tar(tar) => Box::new(tar) as Box<dyn Read + Send>,
             StreamKind::Archive(archive) => Box::new(archive),
         };
@@ -268,7 +256,7 @@ impl Importer<'_> {
     }
 
     /// A root file system in a tar, compressed or not.
-    fn from_tar(
+    fn import_tar(
         &self,
         source: impl Read + Send,
         name: &str,
@@ -289,15 +277,15 @@ impl Importer<'_> {
             ImageKind::Sif { offset, length } => (offset, length),
             _ => (0, opened.size),
         };
-        let bar = self.bars.add(&shown(path), Some(len));
-        let mut source = Region::new(std::sync::Arc::new(opened.file), start, len);
+        let bar = self.bars.add(shown(path), Some(len));
+        let mut source = Region::new(Arc::new(opened.file), start, len);
         copy(&mut source, output, &bar).map_err(|failure| failure.about(shown(path)))?;
         bar.done("copied");
         Ok(())
     }
 
     /// Converts layers and writes their image. A layer of the cache that turns out to be damaged is converted again.
-    fn from_blobs(&self, blobs: &[LayerBlob], config: Vec<u8>, output: &File) -> Result<(), Failure> {
+    fn import_blobs(&self, blobs: &[LayerBlob], config: Vec<u8>, output: &File) -> Result<(), Failure> {
         for _ in 0..2 {
             let layers = self.convert_all(blobs)?;
             match self.write(&layers, Some(&config), output) {
@@ -311,78 +299,8 @@ impl Importer<'_> {
         Err(not_again(AssembleError::DamagedLayer(0)))
     }
 
-    fn key(&self, blob: &LayerBlob) -> Option<LayerKey> {
-        let digest = blob.digest.filter(|_| self.use_cache)?;
-        Some(LayerKey::new(&digest.to_string(), self.compressors.options()))
-    }
-
-    /// Converts all layers, several at once. The first failure ends the others.
-    fn convert_all(&self, blobs: &[LayerBlob]) -> Result<Vec<Layer>, Failure> {
-        let distinct = distinct(blobs);
-        let converted: Vec<Mutex<Option<Layer>>> = distinct.iter().map(|_| Mutex::new(None)).collect();
-        let (next, stop, failure) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new(None));
-        let bars: Vec<Bar> = distinct.iter().map(|blob| self.bars.add(&blob.name, Some(blob.size))).collect();
-        std::thread::scope(|scope| {
-            for _ in 0..AT_ONCE.min(distinct.len()) {
-                scope.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        let number = next.fetch_add(1, Ordering::Relaxed);
-                        let (Some(blob), Some(bar)) = (distinct.get(number), bars.get(number)) else {
-                            return;
-                        };
-                        let outcome = self.convert_one(blob, bar, &stop);
-                        match (outcome, converted.get(number)) {
-                            (Ok(layer), Some(place)) => *lock(place) = Some(layer),
-                            (Err(found), _) => {
-                                // What ends because of the first failure says nothing of its own.
-                                if !stop.swap(true, Ordering::Relaxed) {
-                                    *lock(&failure) = Some(found.about(format!("layer {}", blob.name)));
-                                }
-                            }
-                            _ => {}
-                        }
-                    }
-                });
-            }
-        });
-        if let Some(failure) = lock(&failure).take() {
-            return Err(failure);
-        }
-        let by_digest: HashMap<_, _> =
-            distinct.iter().zip(&converted).map(|(blob, layer)| (identity(blob), layer)).collect();
-        let missing = || Failure::new("a layer was not converted");
-        blobs
-            .iter()
-            .map(|blob| {
-                by_digest.get(&identity(blob)).and_then(|layer| lock(layer).clone()).ok_or_else(missing)
-            })
-            .collect()
-    }
-
-    fn convert_one(&self, blob: &LayerBlob, bar: &Bar, stop: &AtomicBool) -> Result<Layer, Failure> {
-        let key = self.key(blob);
-        if let Some(layer) = key.as_ref().and_then(|key| self.cache.get(key)) {
-            bar.done("cached");
-            return Ok(layer);
-        }
-        let source = Counted { source: (blob.open)()?, bar, stop };
-        let key = match &key {
-            Some(key) => key,
-            None => {
-                let layer = convert(source, self.scratch()?, &self.compressors)?;
-                bar.done("converted");
-                return Ok(layer);
-            }
-        };
-        let file = self.cache.create(key)?;
-        let layer = convert(source, clone(file.file())?, &self.compressors)?;
-        file.publish()?;
-        bar.done("converted");
-        Ok(layer)
-    }
-
     /// A file for a layer that nobody will ask for again.
-    fn scratch(&self) -> Result<File, Failure> {
+    pub(crate) fn scratch(&self) -> Result<File, Failure> {
         clone(Draft::create_in(self.cache.directory())?.file())
     }
 
@@ -400,20 +318,6 @@ impl Importer<'_> {
     }
 }
 
-/// Layers that are there twice are converted once.
-fn distinct<'a, 'b>(blobs: &'a [LayerBlob<'b>]) -> Vec<&'a LayerBlob<'b>> {
-    let mut seen = std::collections::HashSet::new();
-    blobs.iter().filter(|blob| seen.insert(identity(blob))).collect()
-}
-
-fn identity<'a>(blob: &'a LayerBlob) -> (Option<BlobDigest>, &'a str) {
-    (blob.digest, if blob.digest.is_some() { "" } else { &blob.name })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 /// A layer that was converted a moment ago, or twice, is damaged: no cache is to blame.
 fn not_again(error: AssembleError) -> Failure {
     match error {
@@ -423,10 +327,6 @@ fn not_again(error: AssembleError) -> Failure {
                 .hint("the disk fails; the kernel's log tells more")
         }
     }
-}
-
-fn shown(path: &Path) -> String {
-    quote(path.as_os_str().as_bytes())
 }
 
 /// The first digits of a digest, as Docker shows them.
@@ -469,24 +369,6 @@ fn digest_of(file: &File) -> Result<(Digest, u64), Failure> {
         }
         hash.update(buffer.get(..count).unwrap_or_default());
         position += count as u64;
-    }
-}
-
-/// A source that shows its progress, and ends when others have failed.
-struct Counted<'a, R> {
-    source: R,
-    bar: &'a Bar,
-    stop: &'a AtomicBool,
-}
-
-impl<R: Read> Read for Counted<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Err(io::Error::other("stopped"));
-        }
-        let count = self.source.read(buffer)?;
-        self.bar.advance(count as u64);
-        Ok(count)
     }
 }
 

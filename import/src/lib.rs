@@ -3,7 +3,32 @@
 //!
 //! Runs as the user, on any machine.
 
+pub mod assemble;
+mod commands;
+mod conversion;
 pub mod decompress;
+mod dispatch;
+pub mod failures;
+mod images;
+pub mod import;
+pub mod interrupt;
+pub mod layer;
 pub mod manifest;
+pub mod output;
+pub mod progress;
 pub mod registry;
+pub mod replay;
+pub mod source;
+pub mod store;
 pub mod tar;
+mod whiteout;
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+pub use dispatch::run_process;
+
+/// A path as a message shows it.
+pub(crate) fn shown(path: &Path) -> String {
+    mizzen_core::failure::quote(path.as_os_str().as_bytes())
+}

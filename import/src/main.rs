@@ -1,3 +1,7 @@
 //! `mizzen-import`, which `mizzen import` and its like start.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    mizzen_import::run_process()
+}

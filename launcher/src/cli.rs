@@ -1,5 +1,7 @@
 //! The command line: help, man page and shell completions all come from these definitions.
 
+pub mod images;
+
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -12,8 +14,9 @@ use mizzen_core::settings::{Argument, Key, Spec, TomlForm};
 use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings};
 
-use crate::image;
+use crate::find_image;
 use crate::options::{self, Origin, RunOptions};
+use images::{ExportArgs, ImagesCommand, ImportArgs, LoginArgs, LogoutArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,6 +49,7 @@ pub enum Command {
         /// For programs
         #[arg(long)]
         json: bool,
+        /// The container.
         #[command(flatten)]
         container: ContainerArgs,
     },
@@ -77,6 +81,33 @@ pub enum Command {
         #[command(subcommand)]
         command: CacheCommand,
     },
+    /// Make an image of one in a registry, of an archive or of a directory
+    ///
+    /// Layers are fetched and converted at the same time, and nothing is unpacked. An image that is in your store already
+    /// is not imported again: a registry is asked only what the tag means now. The path is printed on standard output.
+    #[command(after_help = images::IMPORT_EXAMPLES)]
+    Import(ImportArgs),
+    /// Make an archive of an image, for Docker, Podman and others
+    #[command(after_help = images::EXPORT_EXAMPLES)]
+    Export(ExportArgs),
+    /// Show and remove images: of the site's folders, and of your image store
+    #[command(after_help = images::IMAGES_EXAMPLES)]
+    Images {
+        /// For programs
+        #[arg(long, global = true)]
+        json: bool,
+        /// What to do with them; without it they are shown.
+        #[command(subcommand)]
+        command: Option<ImagesCommand>,
+    },
+    /// Keep your credentials for a registry
+    ///
+    /// They are tried, and kept where Docker and Podman find them too. The password is asked for without showing it, or
+    /// read from standard input.
+    #[command(after_help = images::LOGIN_EXAMPLES)]
+    Login(LoginArgs),
+    /// Remove your credentials for a registry
+    Logout(LogoutArgs),
     /// Try everything that a container needs of this node, and say what to change
     ///
     /// The exit code is 0 if containers can run here and 1 if not, for health checks.
@@ -171,8 +202,8 @@ impl ContainerArgs {
         }
         let config = Config::load(&Source::Default)?;
         let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
-        let (image, pin) = image::find(&self.image, &config)?;
-        let options = RunOptions::new(image, pin, self.command, settings, config, Origin::Option)?;
+        let image = find_image::to_run(&self.image, &config)?;
+        let options = RunOptions::new(image, self.command, settings, config, Origin::Option)?;
         Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
     }
 }

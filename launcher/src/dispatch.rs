@@ -16,7 +16,8 @@ use crate::cli::{CacheCommand, Cli, Command};
 use crate::report::{print, report, written};
 use crate::stage::commands::Stager;
 use crate::{
-    cli, doctor, host_libraries, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys, trace,
+    cli, doctor, host_libraries, importer, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys,
+    trace,
 };
 
 /// Does what the process was started for.
@@ -44,9 +45,9 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
     if called == Path::new(BROADCASTER) {
         return stage::broadcast::run(words);
     }
-    let cli = match Cli::try_parse() {
+    let cli = match parse_words() {
         Ok(cli) => cli,
-        Err(error) => return told_by_clap(&error),
+        Err(code) => return code,
     };
     let outcome = match cli.command {
         Command::Run(container) => return run(container),
@@ -58,6 +59,12 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
         }),
         Command::Stage { images } => return stage_all(&images),
+        Command::Import(args) if args.for_slurm => return importer::exec_for_program(),
+        Command::Import(_)
+        | Command::Export(_)
+        | Command::Images { .. }
+        | Command::Login(_)
+        | Command::Logout(_) => Err(importer::exec()),
         Command::Cache { json, command } => return cache(&command, json),
         Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
         Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
@@ -73,7 +80,13 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
     ended(outcome)
 }
 
-fn ended(outcome: Result<(), Failure>) -> ExitCode {
+/// The words of this process's command line; or the exit code, where the help was asked for or they are wrong.
+pub fn parse_words() -> Result<Cli, ExitCode> {
+    Cli::try_parse().map_err(|error| told_by_clap(&error))
+}
+
+/// Tells of a failure, if there is one.
+pub fn ended(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

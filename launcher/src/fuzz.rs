@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::device::DeviceName;
 use mizzen_core::handover::{Handover, Outcome};
-use mizzen_core::{Config, Request, options, staging};
+use mizzen_core::{Config, Reference, Request, options, staging};
 use mizzen_squashfs::{Image, Inode, Kind};
 
 use crate::cdi::{hooks, spec};
@@ -169,8 +169,12 @@ fn cdi_specification(bytes: &[u8]) -> bool {
     true
 }
 
-/// What srun asks of the node. It arrives as it was sent.
+/// What srun asks of the node, and the name of an image in a registry. It arrives as it was sent.
 fn request(bytes: &[u8]) -> bool {
+    if let Ok(reference) = Reference::parse(bytes) {
+        assert_eq!(Reference::parse(reference.text_with_user().as_bytes()), Ok(reference));
+        return true;
+    }
     let Ok(request) = Request::decode(bytes) else { return false };
     let again = Request::decode(request.encode().as_bytes());
     assert_eq!(again.as_ref(), Ok(&request));

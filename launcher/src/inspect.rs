@@ -6,12 +6,13 @@ use std::path::Path;
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
-use mizzen_core::{Config, Digest, Failure};
+use mizzen_core::{Config, Digest, Failure, Reference};
 use serde_json::{Value, json};
 
+use crate::find_image;
 use crate::image::architecture::Architecture;
 use crate::image::{self, ImageKind, Loaded, Metadata, OpenedImage};
-use crate::stage::{self, StagedImage, StagingOptions};
+use crate::stage::{self, Requirements, StagedImage, StagingOptions};
 
 /// Everything that can be told about an image.
 pub struct Inspected {
@@ -23,12 +24,15 @@ pub struct Inspected {
     system: Option<String>,
     /// None for a directory.
     digest: Option<Digest>,
+    /// The image in a registry by which it was named, with the digest of its manifest.
+    reference: Option<Reference>,
 }
 
 /// Looks into an image and computes its digest.
 pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
-    let (path, pin) = image::find(image, &Config::load(&Source::Default)?)?;
-    let StagedImage { opened, digest, .. } = stage::stage(&path, pin, &StagingOptions::never())?;
+    let (path, pin, reference) = find_image::to_read(image, &Config::load(&Source::Default)?)?;
+    let StagedImage { opened, digest, .. } =
+        stage::stage(&path, &Requirements::pinned(pin), &StagingOptions::never())?;
     let image = Loaded::new(opened, digest)?;
     let metadata = image.metadata()?;
     let digest = match image.opened.kind {
@@ -40,7 +44,7 @@ pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
     };
     let architecture = image::true_architecture(image.tree(), &metadata);
     let system = image::operating_system(image.tree());
-    Ok(Inspected { opened: image.opened, metadata, architecture, system, digest })
+    Ok(Inspected { opened: image.opened, metadata, architecture, system, digest, reference })
 }
 
 impl Inspected {
@@ -53,6 +57,9 @@ impl Inspected {
         };
         let metadata = &self.metadata;
         line("image", &quote(self.opened.path.as_os_str().as_bytes()));
+        if let Some(reference) = &self.reference {
+            line("reference", &reference.to_string());
+        }
         line("format", self.format());
         if let Some(digest) = &self.digest {
             line("size", &format!("{} bytes", self.opened.size));
@@ -89,6 +96,7 @@ impl Inspected {
         };
         json!({
             "image": self.opened.path.to_string_lossy(),
+            "reference": self.reference.as_ref().map(Reference::to_string),
             "format": self.format(),
             "size": self.digest.as_ref().map(|_| self.opened.size),
             "digest": self.digest.map(|digest| digest.to_string()),

@@ -1,14 +1,16 @@
 //! The launcher. `pipeline.rs` shows how a container is started; `dispatch.rs`, which command does what.
 
 mod cdi;
-mod cli;
+pub mod cli;
 mod dispatch;
 mod doctor;
 mod elf;
+mod find_image;
 pub mod fuzz;
 mod host;
 mod host_libraries;
-mod image;
+pub mod image;
+mod importer;
 mod inspect;
 mod manual;
 mod mount;
@@ -16,15 +18,20 @@ mod mountinfo;
 mod options;
 mod pipeline;
 mod plan;
-mod progress;
+pub mod progress;
 mod raised_limits;
-mod report;
+pub mod report;
 mod sandbox;
 mod slurm;
 mod stage;
 mod step;
 mod sys;
-mod trace;
+pub mod trace;
 mod variable_rules;
 
-pub use dispatch::run_process;
+pub use dispatch::{ended, parse_words, run_process};
+
+/// What a process does about signals.
+pub mod signals {
+    pub use crate::sys::{IgnoreSignal, is_ignored};
+}

@@ -9,11 +9,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use mizzen_core::config::{ImagePolicy, ImportWhen, Source};
 use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
+use mizzen_core::request::ImageSource;
 use mizzen_core::settings::{Fabric, Key, Mpi, Settings, Verbosity};
-use mizzen_core::{Config, Digest, Failure};
+use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
@@ -24,10 +26,12 @@ use crate::trace;
 /// Everything that shapes a container.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// The image: an absolute path.
-    pub image: PathBuf,
-    /// The only content that it may have.
-    pub pin: Option<Digest>,
+    /// The image.
+    pub image: ImageSource,
+    /// Which images may be used here.
+    pub policy: ImagePolicy,
+    /// Whether it may be imported here.
+    pub import: ImportOptions,
     /// The program and its arguments; empty for the image's own.
     pub command: Vec<OsString>,
     /// The user's settings, and where they say nothing the site's. The lists among them are below, with their origins.
@@ -52,6 +56,21 @@ pub struct RunOptions {
     pub staging: StagingOptions,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
+}
+
+/// How images in registries are imported for a job.
+#[derive(Clone, Debug)]
+pub struct ImportOptions {
+    /// Where the site wants that.
+    pub when: ImportWhen,
+    /// Where mizzen.toml is, for the importer.
+    pub config: Source,
+}
+
+impl Default for ImportOptions {
+    fn default() -> ImportOptions {
+        ImportOptions { when: ImportWhen::default(), config: Source::Default }
+    }
 }
 
 /// What a step of a Slurm job needs beside the container's own settings.
@@ -92,7 +111,7 @@ impl RunOptions {
     /// What the program had that started this step, if it was in the same image.
     pub fn inside(&self) -> Option<&CallerContext> {
         let inside = self.step.as_ref()?.inside.as_ref()?;
-        (inside.image == self.image).then_some(inside)
+        (inside.image == self.image.name()).then_some(inside)
     }
 
     /// Who gives options here.
@@ -102,8 +121,7 @@ impl RunOptions {
 
     /// The user's settings on top of the site's.
     pub fn new(
-        image: PathBuf,
-        pin: Option<Digest>,
+        image: ImageSource,
         command: Vec<OsString>,
         mut user: Settings,
         config: Config,
@@ -124,7 +142,6 @@ impl RunOptions {
         }
         Ok(RunOptions {
             image,
-            pin,
             command,
             mounts,
             environment,
@@ -134,6 +151,8 @@ impl RunOptions {
             settings,
             leave_out_hooks: config.cdi_leave_out_hooks,
             fabric: config.fabric,
+            policy: config.policy,
+            import: ImportOptions { when: config.import, config: Source::Default },
             ..RunOptions::default()
         })
     }

@@ -1,22 +1,24 @@
 //! How a container is started, from parsed options to the running program. Read this file first. `mizzen run` does all of it; in
 //! a Slurm step the first task on a node does it for the others (`step/mod.rs`).
 //!
-//!     options -> stage -> load -> serve -> plan -> build -> exec
+//!     options -> import -> stage -> load -> serve -> plan -> build -> exec
 //!
-//! | part  | what it gives                        | what it does to the node                                         |
-//! |-------|--------------------------------------|------------------------------------------------------------------|
-//! | stage | the image's file                     | may copy the image to the node: the first side effect            |
-//! | load  | the image's files, readable          | nothing                                                          |
-//! | serve | a file server, for a squashfs        | starts a process, which reads ahead while the rest is planned    |
-//! | plan  | every mount, variable, name          | nothing: computed from plain facts; squashfs mounts are staged too |
-//! | build | namespaces with everything mounted   | this process is inside from here on                              |
-//! | exec  | the program                          | this process becomes it                                          |
+//! | part   | what it gives                      | what it does to the node                                           |
+//! |--------|------------------------------------|--------------------------------------------------------------------|
+//! | import | the image's path                   | where the site wants that: imports it into the user's store        |
+//! | stage  | the image's file                   | may copy the image to the node                                     |
+//! | load   | the image's files, readable        | nothing                                                            |
+//! | serve  | a file server, for a squashfs      | starts a process, which reads ahead while the rest is planned      |
+//! | plan   | every mount, variable, name        | nothing: computed from plain facts; squashfs mounts are staged too |
+//! | build  | namespaces with everything mounted | this process is inside from here on                                |
+//! | exec   | the program                        | this process becomes it                                            |
 //!
 //! Runs as the user on the host, and from `build` on in the container's namespaces.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use mizzen_core::request::ImageSource;
 use mizzen_core::settings::Verbosity;
 use mizzen_core::{Failure, limits};
 use mizzen_squashfs as squashfs;
@@ -29,8 +31,8 @@ use crate::options::RunOptions;
 use crate::plan::{Identity, Plan};
 use crate::report::report_note;
 use crate::sandbox::{self, Namespaces, Reporter, RootSource, Server, Sources, StderrReporter, Watch};
-use crate::stage::{StagedImage, StagingOptions, stage};
-use crate::{host_libraries, raised_limits, trace};
+use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
+use crate::{host_libraries, importer, raised_limits, trace};
 
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Failure> {
@@ -79,15 +81,21 @@ pub fn build(plan: &Plan, sources: Sources, user_namespace: Option<OwnedFd>) -> 
 
 /// What was started, and how long that took, for the user and for Slurm's log.
 pub fn summary(plan: &Plan) -> String {
-    let digest = plan.facts.digest.iter().map(|digest| format!("{digest}, "));
-    digest.collect::<String>() + &trace::phases()
+    let known = plan.facts.reference.as_ref().or(plan.facts.digest.as_ref());
+    known.map_or_else(String::new, |known| format!("{known}, ")) + &trace::phases()
 }
 
 fn stage_and_load(options: &RunOptions) -> Result<Loaded, Failure> {
     limits::check_memory()?;
-    let StagedImage { opened, digest, provenance } = stage(&options.image, options.pin, &options.staging)?;
+    let path = match &options.image {
+        ImageSource::Unfetched(_) => info_span!("import").in_scope(|| importer::obtain(options))?,
+        _ => importer::obtain(options)?,
+    };
+    let requirements = Requirements::new(&options.image, &options.policy);
+    let StagedImage { opened, digest, provenance } = stage(&path, &requirements, &options.staging)?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
-    Loaded::new(opened, digest)
+    let of_manifest = options.image.reference().and_then(|reference| reference.digest);
+    Loaded::new(opened, of_manifest.or(digest))
 }
 
 /// Where the container gets its files from.
@@ -122,8 +130,8 @@ fn make_plan(
     for mount in &plan.mounts {
         if let MountKind::Squashfs(path) = &mount.kind {
             // Copied to this node as images are.
-            let opened =
-                stage(path, None, &options.staging).and_then(|staged| image::open_squashfs(&staged.opened));
+            let opened = stage(path, &Requirements::default(), &options.staging)
+                .and_then(|staged| image::open_squashfs(&staged.opened));
             data.push(Arc::new(opened.map_err(|failure| failure.about(&mount.why))?));
         }
     }

@@ -1,6 +1,7 @@
 //! What users read: failures and notes on standard error, results on standard output. Runs as the user.
 
 use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
@@ -24,6 +25,12 @@ pub fn report_note(note: &str) {
     let _ = std::io::stderr().write_all(format!("mizzen: note: {note}\n").as_bytes());
 }
 
+/// Of all processes of a job step that wait for the same, one tells the user how it goes.
+pub fn speaks_for_step() -> bool {
+    let first = |name: &str| std::env::var_os(name).is_none_or(|value| value == "0");
+    first("SLURM_NODEID") && first("SLURM_LOCALID")
+}
+
 /// Writes a result.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout();
@@ -39,5 +46,21 @@ pub fn written(outcome: std::io::Result<()>) -> Result<(), Failure> {
             Err(Failure::new(format!("cannot write the result: {}", cause(&error))))
         }
         _ => Ok(()),
+    }
+}
+
+/// A number of bytes, for people.
+pub fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+/// How long ago, roughly, from seconds since 1970.
+pub fn age(seconds: i64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
+    match (now - seconds).max(0) {
+        seconds if seconds < 120 => format!("{seconds} s"),
+        seconds if seconds < 7200 => format!("{} min", seconds / 60),
+        seconds if seconds < 172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
     }
 }

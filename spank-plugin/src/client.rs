@@ -6,12 +6,14 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use mizzen_core::failure::quote;
+use mizzen_core::find_image::ImageFinder;
 use mizzen_core::precedence::{self, ImageLookup, ImageOption, TypedOptions};
-use mizzen_core::request::{self, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
+use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE, quote_reference};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Failure, Request, Settings, Variables};
 
+use crate::import::ClientImporter;
 use crate::options::Meaning;
 use crate::spank::{self, Spank};
 use crate::state::GivenOption;
@@ -74,9 +76,7 @@ pub fn make_request(spank: &Spank) -> Result<(), Failure> {
     let inherited = inherited.as_deref().map(Request::decode).transpose()?;
     let request = component_request(&reported, inherited, &variables)?;
     if let Some(Request::Container(_) | Request::Join(_)) = &request {
-        multi_prog::check_in_client()?;
-        refuse_without_shell()?;
-        refuse_exported_requests()?;
+        check_command()?;
     }
     send(spank, request.as_ref())?;
     if !first {
@@ -106,6 +106,13 @@ fn send(spank: &Spank, request: Option<&Request>) -> Result<(), Failure> {
         spank.set_job_control_variable(SUBMITTED, &text)?;
     }
     Ok(())
+}
+
+/// Refuses what this command cannot do with a container.
+pub fn check_command() -> Result<(), Failure> {
+    multi_prog::check_in_client()?;
+    refuse_without_shell()?;
+    refuse_exported_requests()
 }
 
 /// Without a shell or command of salloc's nobody inherits the container: `srun --jobid` comes from elsewhere.
@@ -152,7 +159,8 @@ fn take_repetitions_out(reported: &mut Vec<GivenOption>) -> Result<(), Failure> 
         let same_kind = |other: &&GivenOption| same_kind(other.meaning(), option.meaning());
         match kept.iter().find(same_kind) {
             Some(other) if !list && (other.value() != option.value()) => {
-                return Err(different_containers(&quote(&other.value()), &quote(&option.value())));
+                let shown = |option: &GivenOption| quote_reference(&option.value());
+                return Err(different_containers(&shown(other), &shown(&option)));
             }
             _ if !kept.contains(&option) => kept.push(option),
             _ => {}
@@ -196,7 +204,14 @@ struct Client;
 impl ImageLookup for Client {
     fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure> {
         let config = state::lock().config()?;
-        let request = Request::from_option(option, value, &self.directory()?, &config)?;
+        let mut finder = ImageFinder {
+            directory: &self.directory()?,
+            config: &config,
+            policy: &config.policy,
+            import: config.import,
+            importer: &mut ClientImporter { image_store: &config.image_store },
+        };
+        let request = Request::from_option(option, value, &mut finder)?;
         spank::unset_variable(SLURM_CONTAINER);
         oci::hide_container_option_from_pmix()?;
         Ok(request)
@@ -212,8 +227,8 @@ impl ImageLookup for Client {
 fn named_image(ours: Option<&GivenOption>) -> Result<Option<ImageOption>, Failure> {
     match (slurms_own_option(), ours) {
         (Some(slurms), Some(ours)) if slurms != ours.value => {
-            let message =
-                format!("--container={} and --container-image={}", quote(&slurms), quote(&ours.value));
+            let (one, other) = (quote_reference(&slurms), quote_reference(&ours.value));
+            let message = format!("--container={one} and --container-image={other}");
             Err(Failure::new(format!("{message}: two images for one container"))
                 .hint("give one of them; the variable SLURM_CONTAINER counts as --container"))
         }
@@ -237,10 +252,16 @@ fn different_containers(one: &str, other: &str) -> Failure {
 
 fn show(request: &Option<Request>) -> String {
     match request {
-        Some(Request::Container(container))
-            if container.settings == Settings::default() && container.digest.is_none() =>
-        {
-            quote(container.image.as_os_str().as_bytes())
+        Some(Request::Container(container)) if container.settings == Settings::default() => {
+            match &container.image {
+                ImageSource::File { path, digest: None } => quote(path.as_os_str().as_bytes()),
+                ImageSource::File { digest: Some(_), .. } => {
+                    request.as_ref().map_or_else(String::new, Request::encode)
+                }
+                ImageSource::Stored { reference, .. } | ImageSource::Unfetched(reference) => {
+                    reference.to_string()
+                }
+            }
         }
         Some(Request::SlurmRuntime) => "Slurm's own runtime".to_owned(),
         Some(request @ (Request::Container(_) | Request::Join(_))) => request.encode(),

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
 use mizzen_core::settings::Argument;
-use mizzen_core::{Config, Failure, Request, Variables};
+use mizzen_core::{Config, Failure, Reference, Request, Variables};
 
 use crate::channel::StepdChannel;
 use crate::duplicate_load::LoadRole;
@@ -37,6 +37,10 @@ pub struct State {
     pub variables: Variables,
     /// Client: the first component's request.
     pub request: Option<Request>,
+    /// Client: which manifests the importer has found.
+    pub resolved: Vec<(Reference, Reference)>,
+    /// Client: which images it has imported.
+    pub imported: Vec<(Reference, (PathBuf, Reference))>,
     /// mizzen.toml, once it was read.
     config: Option<Result<Config, Failure>>,
     /// Node: what was asked for, once all options were reported.
@@ -95,6 +99,8 @@ static STATE: Mutex<State> = Mutex::new(State {
     inherited: None,
     variables: Variables::NONE,
     request: None,
+    resolved: Vec::new(),
+    imported: Vec::new(),
     config: None,
     asked: None,
     channel: None,

@@ -12,13 +12,35 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use mizzen_core::Failure;
+use mizzen_core::staging::Amount;
 use mizzen_squashfs::writer::{Compression, Options};
+use rustix::fs::statvfs;
 
 use super::Layer;
 use crate::output::{Existing, OutputFile};
 
 /// Ends the names of these files.
 const SUFFIX: &str = "layer";
+
+/// Where the converted layers of the user are.
+pub fn cache_directory() -> Result<PathBuf, Failure> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    cache.map(|cache| cache.join("mizzen/layers")).ok_or_else(|| {
+        Failure::new("no directory for converted layers: HOME is not set").hint("set HOME, or XDG_CACHE_HOME")
+    })
+}
+
+/// A compressor and its level, in names of files.
+pub fn compressor_name(compression: Compression) -> String {
+    match compression {
+        Compression::Zstd { level } => format!("zstd{level}"),
+        Compression::Gzip { level } => format!("gzip{level}"),
+        Compression::Xz => "xz".to_owned(),
+        Compression::Lz4 => "lz4".to_owned(),
+        Compression::None => "none".to_owned(),
+    }
+}
 
 /// The name of a converted layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,13 +49,7 @@ pub struct LayerKey(String);
 impl LayerKey {
     /// For the blob with this digest (`sha256:…`), converted so.
     pub fn new(digest: &str, options: &Options) -> LayerKey {
-        let compression = match options.compression {
-            Compression::Zstd { level } => format!("zstd{level}"),
-            Compression::Gzip { level } => format!("gzip{level}"),
-            Compression::Xz => "xz".to_owned(),
-            Compression::Lz4 => "lz4".to_owned(),
-            Compression::None => "none".to_owned(),
-        };
+        let compression = compressor_name(options.compression);
         let digest = digest.replace(':', "-");
         LayerKey(format!("{digest}.{compression}.{}k.{SUFFIX}", options.block_size >> 10))
     }
@@ -43,7 +59,7 @@ impl LayerKey {
 #[derive(Debug)]
 pub struct LayerCache {
     directory: PathBuf,
-    limit: Option<u64>,
+    limit: Option<Amount>,
 }
 
 /// A layer of the cache, for lists.
@@ -58,8 +74,8 @@ pub struct CachedLayer {
 }
 
 impl LayerCache {
-    /// The cache in this directory, which is made if it is not there; it may grow to so many bytes.
-    pub fn open(directory: PathBuf, limit: Option<u64>) -> Result<LayerCache, Failure> {
+    /// The cache in this directory, which is made if it is not there; it may grow so large.
+    pub fn open(directory: PathBuf, limit: Option<Amount>) -> Result<LayerCache, Failure> {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|error| {
             Failure::caused_by(format!("cannot make {}", directory.display()), error)
                 .or_hint("converted layers are kept there; XDG_CACHE_HOME names another place")
@@ -112,7 +128,8 @@ impl LayerCache {
     /// Removes the layers that were not used for the longest time, until the rest is within the limit. An import that uses
     /// one has it open, and does not notice.
     pub fn evict(&self) {
-        let Some(limit) = self.limit else { return };
+        let (Some(limit), Ok(file_system)) = (self.limit, statvfs(&self.directory)) else { return };
+        let limit = limit.of(file_system.f_blocks.saturating_mul(file_system.f_frsize));
         let mut total = 0_u64;
         for layer in self.list() {
             total = total.saturating_add(layer.size);

@@ -84,7 +84,7 @@ fn is_compressed(head: &[u8]) -> bool {
 
 /// A layer without any entry is two blocks of zeros, or some more.
 fn is_empty_tar(head: &[u8], size: u64) -> bool {
-    size >= 1024 && size <= 64 << 10 && head.iter().all(|byte| *byte == 0)
+    (1024..=64 << 10).contains(&size) && head.iter().all(|byte| *byte == 0)
 }
 
 impl Streamed {

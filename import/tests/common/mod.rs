@@ -11,10 +11,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mizzen_core::Failure;
+use mizzen_core::config::Registries;
 use mizzen_import::import::Importer;
 use mizzen_import::layer::LayerCache;
 use mizzen_import::manifest::Platform;
 use mizzen_import::progress::Bars;
+use mizzen_import::registry::{Client, ClientOptions, Notes};
 use mizzen_import::source::Source;
 use mizzen_squashfs::writer::{Compressors, Options};
 use sha2::{Digest, Sha256};
@@ -151,7 +153,7 @@ pub fn import_with(
     };
     let path = scratch.path().join("image.sqsh");
     let out = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
-    let no_client = || Err(Failure::new("no registry is needed"));
-    importer.import(&Source::parse(OsStr::new(source))?, &out, &no_client)?;
+    let client = Client::new(ClientOptions::new(Registries::new(), Notes::silent()));
+    importer.import(&Source::parse(OsStr::new(source))?, &out, &client)?;
     Ok(path)
 }

@@ -1,10 +1,9 @@
 //! An image whose content can be read: its files and what its maker wrote down, without mounting it. Runs as the user on the
 //! host.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mizzen_core::{Config, Digest, Failure, request};
+use mizzen_core::{Digest, Failure};
 use mizzen_squashfs as squashfs;
 
 use super::{DAMAGED, DirectoryTree, ImageKind, Metadata, OpenedImage, Tree, shown, sif};
@@ -12,17 +11,11 @@ use super::{DAMAGED, DirectoryTree, ImageKind, Metadata, OpenedImage, Tree, show
 /// So much may follow an image in its file, and as much again as the image has: padding, signatures, hashes of its blocks.
 const TAIL_LIMIT: u64 = 64 << 20;
 
-/// The path of what the user names, in the current directory or the site's folders, and the content that it must have.
-pub fn find(name: &Path, config: &Config) -> Result<(PathBuf, Option<Digest>), Failure> {
-    let directory = std::env::current_dir().unwrap_or_else(|_| "/".into());
-    request::find_image(name.as_os_str().as_encoded_bytes(), &directory, config)
-}
-
 /// An image that is ready to be looked into and served.
 pub struct Loaded {
     /// The file or directory.
     pub opened: OpenedImage,
-    /// The digest of its content, if it was computed.
+    /// The digest of its manifest, or of its content if that was computed.
     pub digest: Option<Digest>,
     /// How to look into it.
     pub content: Content,

@@ -13,7 +13,7 @@ mod squashfs_tree;
 pub mod tree;
 
 pub use identify::{ImageKind, OpenedImage, identify, identify_opened};
-pub use load::{Content, Loaded, check_content, check_superblock, find, open_squashfs};
+pub use load::{Content, Loaded, check_content, check_superblock, open_squashfs};
 pub use metadata::{Metadata, check_architecture, operating_system, read as metadata, true_architecture};
 pub use tree::{DirectoryTree, Entry, ReadAt, Resolved, Tree, read_file, resolve};
 

@@ -85,7 +85,8 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         chosen.insert(slurm::HOST_VARIABLE.into(), (address.into(), "Slurm's commands".into()));
     }
     if let Some(digest) = &facts.digest {
-        chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), "the image's content".into()));
+        let why = if facts.reference.is_some() { "the image's manifest" } else { "the image's content" };
+        chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), why.into()));
     }
     chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory".into()));
     for (option, origin) in &facts.environment {

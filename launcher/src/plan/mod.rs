@@ -76,8 +76,10 @@ pub struct Facts {
     pub host_libraries: host_libraries::Variables,
     /// Where the helper for Slurm's commands listens, if there is one.
     pub commands: Option<String>,
-    /// The digest of the image, if it was computed.
+    /// The digest of the image's manifest, or of its content if that was computed.
     pub digest: Option<String>,
+    /// The image in a registry that it was made of, with the digest of its manifest.
+    pub reference: Option<String>,
     /// The container's own host name, if it has one.
     pub hostname: Option<String>,
 }
@@ -161,6 +163,7 @@ impl Plan {
             host_libraries: host_libraries.variables,
             commands: options.step.as_ref().and_then(|step| step.commands.clone()),
             digest: metadata.digest.map(|digest| digest.to_string()),
+            reference: options.image.reference().map(ToString::to_string),
             hostname: options.settings.hostname.as_ref().map(|name| name.as_str().to_owned()),
         };
         let command = decide_command(options, &facts, tree, metadata, host);

@@ -19,6 +19,9 @@ impl Plan {
         let mut line = |name: &str, value: &str, why: &str| {
             let _ = writeln!(text, "{name:<9} {value:<58} {why}");
         };
+        if let Some(reference) = &self.facts.reference {
+            line("image", reference, "");
+        }
         line("command", &words(&self.program.command.value), &self.program.command.why);
         line("workdir", &path(&self.program.workdir.value), &self.program.workdir.why);
         let identity = &self.identity;
@@ -57,6 +60,7 @@ impl Plan {
     pub fn to_json(&self) -> Value {
         let identity = &self.identity;
         json!({
+            "reference": self.facts.reference,
             "command": { "value": self.program.command.value.iter().map(|w| os(w)).collect::<Vec<_>>(), "why": self.program.command.why },
             "workdir": { "value": path(&self.program.workdir.value), "why": self.program.workdir.why },
             "user": { "uid": identity.uid, "gid": identity.gid,

@@ -54,8 +54,8 @@ type Variables = Vec<(OsString, OsString)>;
 /// What a program inside had when it called srun, sbatch or salloc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallerContext {
-    /// The image that it ran in; everything else means something in that one only.
-    pub image: PathBuf,
+    /// The image that it ran in, by its path or its name in a registry; everything else means something in that one only.
+    pub image: OsString,
     /// Its working directory.
     pub workdir: PathBuf,
     /// Its variables that name files of the image. Empty if the user wants no variables exported.
@@ -94,13 +94,13 @@ impl CallerContext {
         let packed = |name: &OsStr| belongs_to_one_side(name) && name != "PWD" && name != "OLDPWD";
         let variables = environment.iter().filter(|(name, _)| packed(name)).cloned().collect();
         let workdir = workdir.to_owned();
-        Some(CallerContext { image: container.image, workdir, variables, command: command.into() })
+        Some(CallerContext { image: container.image.name(), workdir, variables, command: command.into() })
     }
 
     /// Text for [`VARIABLE`], and the names of variables for which it has no room. The longest ones have none.
     fn encode(&self) -> (String, Vec<OsString>) {
         let path = |path: &Path| escape(path.as_os_str().as_bytes());
-        let (image, workdir) = (path(&self.image), path(&self.workdir));
+        let (image, workdir) = (escape(self.image.as_bytes()), path(&self.workdir));
         let command = escape(self.command.as_bytes());
         let mut text = format!("image={image}&workdir={workdir}&command={command}");
         let mut fields: Vec<(&OsStr, String)> = self
@@ -148,12 +148,7 @@ impl CallerContext {
             }
         }
         let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
-        Some(CallerContext {
-            image: absolute(image?)?,
-            workdir: absolute(workdir?)?,
-            variables,
-            command: command?,
-        })
+        Some(CallerContext { image: image?, workdir: absolute(workdir?)?, variables, command: command? })
     }
 }
 
@@ -299,7 +294,7 @@ mod tests {
     fn hostile_bytes_survive_or_are_refused() {
         let wild = OsString::from_vec((1..=255).collect());
         let inside = CallerContext {
-            image: Path::new("/").join(&wild),
+            image: wild.clone(),
             workdir: Path::new("/").join(&wild),
             variables: vec![("PATH".into(), wild), ("LD_=".into(), "".into())],
             command: "srun".into(),

@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime};
 use mizzen_core::config::Source;
 use mizzen_core::failure::{FailureKind, cause, quote};
 use mizzen_core::options::{MountOption, MountSource};
-use mizzen_core::request::{self, Container};
+use mizzen_core::request::{self, Container, ImageSource};
 use mizzen_core::staging::{Policy, decode_refusal};
 use mizzen_core::{Config, Digest, Failure, Request};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -38,8 +38,8 @@ use super::lock::Lock;
 use super::obtain::{obtain, publish};
 use super::source::{FileIdentity, SourceImage};
 use super::{
-    ProgressSink, StageError, StagingOptions, StderrSink, Wanted, changing, is_still_there, note,
-    open_as_user, progress, wanted, with_retries,
+    ProgressSink, Requirements, StageError, StagingOptions, StderrSink, Wanted, changing, is_still_there,
+    note, open_as_user, progress, wanted, with_retries,
 };
 use crate::image::{ImageKind, OpenedImage, shown};
 use crate::mountinfo::open_on_same_mount;
@@ -135,17 +135,20 @@ fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
 }
 
 /// The files that the containers of the step are made of.
-fn files(
-    Container { image, digest, settings }: Container,
-    site: Vec<MountOption>,
-) -> Vec<(PathBuf, Option<Digest>)> {
+fn files(Container { image, settings }: Container, site: Vec<MountOption>) -> Vec<(PathBuf, Option<Digest>)> {
+    let image = match image {
+        ImageSource::File { path, digest } => Some((path, digest)),
+        ImageSource::Stored { path, .. } => Some((path, None)),
+        // There is no file yet. The nodes copy it when one of them has made it.
+        ImageSource::Unfetched(_) => None,
+    };
     let data = site.into_iter().chain(settings.mounts.into_iter().flatten()).filter_map(|mount| match mount
         .source
     {
         MountSource::Squashfs(path) => Some((path, None)),
         MountSource::Bind(_) | MountSource::Tmpfs(_) => None,
     });
-    [(image, digest)].into_iter().chain(data).collect()
+    image.into_iter().chain(data).collect()
 }
 
 /// A copy in this machine's cache.
@@ -166,7 +169,7 @@ fn copied_here(
     if opened.kind == ImageKind::Directory {
         return Ok(None);
     }
-    let (cache, source) = match wanted(&opened, staging.verifies(pin), staging) {
+    let (cache, source) = match wanted(&opened, staging.verifies(pin.is_some()), staging) {
         Ok(Wanted::Copy(cache, source)) => (cache, source),
         Ok(_) => return Err(StageError::Cache("no copies are made here".to_owned())),
         Err(StageError::Refused(failure)) => return Err(StageError::Cache(failure.message)),
@@ -177,7 +180,7 @@ fn copied_here(
         return Err(StageError::Source(changing(&opened.path)));
     }
     let identity = source.identity;
-    super::check_pin(pin, digest)?;
+    Requirements::pinned(pin).check_content(digest)?;
     // The nodes compare: a source that has been replaced since then would only make them copy it.
     Ok(Some(Copied { cache, _in_use: file, identity, digest }))
 }

@@ -4,10 +4,9 @@
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use mizzen_core::failure::{cause, quote};
-use mizzen_core::request::find_image_by;
+use mizzen_core::find_image::find_file;
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -17,11 +16,13 @@ use serde_json::{Value, json};
 
 use super::cache::{self, Cache, SOURCE, describe};
 use super::copy::verify;
-use super::evict::{self, CachedCopy, megabytes};
+use super::evict::{self, CachedCopy};
 use super::source::Manifest;
-use super::{Provenance, StagingOptions, progress, site};
-use crate::image::{self, check_content, check_superblock};
+use super::{Provenance, Requirements, StagingOptions, progress, site};
+use crate::find_image;
+use crate::image::{check_content, check_superblock};
 use crate::progress::Progress;
+use crate::report::{age, megabytes};
 use crate::sys;
 
 /// Copies images to the node before somebody needs them.
@@ -47,11 +48,13 @@ impl Stager {
     pub fn stage(&self, name: &Path) -> Result<String, Failure> {
         let (path, pin) = if self.staging.fills_site {
             let directory = std::env::current_dir().unwrap_or_else(|_| "/".into());
-            find_image_by(name.as_os_str().as_bytes(), &directory, &self.config, site::look)?
+            // Files alone: nothing is fetched as root.
+            find_file(name.as_os_str().as_bytes(), &directory, &self.config, site::look)?
         } else {
-            image::find(name, &self.config)?
+            let (path, pin, _) = find_image::to_read(name, &self.config)?;
+            (path, pin)
         };
-        let ready = super::stage(&path, pin, &self.staging)?;
+        let ready = super::stage(&path, &Requirements::pinned(pin), &self.staging)?;
         // As root nothing of an image is inflated.
         if self.staging.fills_site {
             check_superblock(&ready.opened)?
@@ -294,15 +297,4 @@ fn unlisted(cache: &Cache, error: &std::io::Error) -> Failure {
 
 fn of_copy(manifests: &[Manifest], digest: Digest) -> impl Iterator<Item = &Manifest> {
     manifests.iter().filter(move |manifest| Digest::parse(&manifest.digest) == Some(digest))
-}
-
-/// How long ago, roughly.
-fn age(seconds: i64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
-    match (now - seconds).max(0) {
-        seconds if seconds < 120 => format!("{seconds} s"),
-        seconds if seconds < 7200 => format!("{} min", seconds / 60),
-        seconds if seconds < 172_800 => format!("{} h", seconds / 3600),
-        seconds => format!("{} days", seconds / 86_400),
-    }
 }

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::broadcast;
 use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe};
 use super::lock::{self, Lock};
+use crate::report::megabytes;
 
 /// How much the copies may take.
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,11 +131,6 @@ pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Resul
 pub fn is_enough(cache: &Cache, limits: &Limits) -> Result<bool, String> {
     let copies = list_copies(cache).map_err(|error| format!("cannot list the copies: {}", cause(&error)))?;
     Ok(!Space::of(cache, &copies)?.lacks(0, limits))
-}
-
-/// For people.
-pub fn megabytes(bytes: u64) -> String {
-    format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
 /// All copies.

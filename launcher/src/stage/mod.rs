@@ -18,6 +18,7 @@ mod lock;
 mod obtain;
 mod own_directory;
 mod progress_sink;
+mod requirements;
 mod site;
 mod source;
 
@@ -41,6 +42,7 @@ use copy::{CopyError, copy};
 pub use evict::Limits;
 use obtain::obtain;
 use progress_sink::{ProgressSink, StderrSink, note, progress};
+pub use requirements::Requirements;
 use source::{FileIdentity, SourceImage};
 
 /// What the site and the user say about staging.
@@ -87,10 +89,10 @@ impl StagingOptions {
     }
 
     /// Whether a copy that is there is read before it is used.
-    fn verifies(&self, pin: Option<Digest>) -> bool {
+    fn verifies(&self, content_matters: bool) -> bool {
         match self.verify {
             Verify::Never => false,
-            Verify::Pinned => pin.is_some(),
+            Verify::Pinned => content_matters,
             Verify::Always => true,
         }
     }
@@ -137,10 +139,14 @@ enum StageError {
 /// A source that changes, or a file server that forgets, gets so many chances.
 const ATTEMPTS: u32 = 3;
 
-/// Finds, copies and checks an image as is wanted. If `pin` is given it has that content, or this fails.
-pub fn stage(path: &Path, pin: Option<Digest>, staging: &StagingOptions) -> Result<StagedImage, Failure> {
+/// Finds, copies and checks an image as is wanted. It is as is required, or this fails.
+pub fn stage(
+    path: &Path,
+    requirements: &Requirements,
+    staging: &StagingOptions,
+) -> Result<StagedImage, Failure> {
     let open = if staging.fills_site { site::open } else { open_as_user };
-    let ready = with_retries(|| open(path), |opened| try_stage(opened, pin, staging));
+    let ready = with_retries(|| open(path), |opened| try_stage(opened, requirements, staging));
     staging.discard(path);
     ready.map_err(|trouble| match trouble {
         StageError::Cache(why) => Failure::new(why),
@@ -175,17 +181,15 @@ fn with_retries<T>(
 
 fn try_stage(
     opened: OpenedImage,
-    pin: Option<Digest>,
+    requirements: &Requirements,
     staging: &StagingOptions,
 ) -> Result<StagedImage, StageError> {
     let place = shown(&opened.path);
+    requirements.check_source(&opened)?;
     if opened.kind == ImageKind::Directory {
-        return match pin {
-            None => Ok(StagedImage { opened, digest: None, provenance: Provenance::Source }),
-            Some(_) => Err(StageError::Refused(Failure::new("a directory has no digest"))),
-        };
+        return Ok(StagedImage { opened, digest: None, provenance: Provenance::Source });
     }
-    let staged = match wanted(&opened, staging.verifies(pin), staging) {
+    let staged = match wanted(&opened, staging.verifies(requirements.content_matters()), staging) {
         Ok(Wanted::Copy(cache, source)) => {
             Some(obtain(&cache, &source, staging, &mut StderrSink::new(&opened.path)))
         }
@@ -211,27 +215,15 @@ fn try_stage(
         }
         Some(Err(StageError::Cache(why))) => {
             note(&format!("{place} is used where it is: {why}"), None);
-            in_place(opened, pin)?
+            in_place(opened, requirements)?
         }
         Some(Err(trouble)) => return Err(trouble),
-        None => in_place(opened, pin)?,
+        None => in_place(opened, requirements)?,
     };
     if let Some(found) = ready.digest {
-        check_pin(pin, found)?;
+        requirements.check_content(found)?;
     }
     Ok(ready)
-}
-
-fn check_pin(pin: Option<Digest>, found: Digest) -> Result<(), StageError> {
-    match pin {
-        Some(pin) if pin != found => {
-            let failure = Failure::new(format!("its content is {found}, not {pin}"));
-            Err(StageError::Refused(
-                failure.hint("it is another image than the one that was asked for by its digest"),
-            ))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Whether a file still has the name by which it was opened.
@@ -284,13 +276,14 @@ fn wanted<'a>(
 }
 
 /// The image where it is; read as a whole only if its content matters.
-fn in_place(opened: OpenedImage, pin: Option<Digest>) -> Result<StagedImage, StageError> {
+fn in_place(opened: OpenedImage, requirements: &Requirements) -> Result<StagedImage, StageError> {
     let mode = opened.file.metadata().map_or(0, |found| found.mode());
     if mode & 0o002 != 0 {
         let warning = "everybody can write to it, also while it is used (chmod o-w)";
         StderrSink::new(&opened.path).note(&format!("{}: {warning}", shown(&opened.path)));
     }
-    let digest = pin.map(|_| digest(&opened)).transpose().map_err(StageError::Source)?;
+    let digest = requirements.content_matters().then(|| digest(&opened));
+    let digest = digest.transpose().map_err(StageError::Source)?;
     Ok(StagedImage { opened, digest, provenance: Provenance::Source })
 }
 

@@ -6,7 +6,7 @@ use mizzen_core::node_name;
 
 use crate::image::shown;
 use crate::progress::Progress;
-use crate::report::report_note;
+use crate::report::{report_note, speaks_for_step};
 
 /// What takes its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl ProgressSink for StderrSink<'_> {
     }
 
     fn note(&mut self, text: &str) {
-        if speaks() {
+        if speaks_for_step() {
             note(text, None);
         }
     }
@@ -60,13 +60,7 @@ impl ProgressSink for StderrSink<'_> {
 
 /// Shows how far it is.
 pub fn progress(path: &Path, what: &str, total: u64) -> Progress {
-    Progress::new(format!("{}: {}: {what}", node_name(), shown(path)), total, speaks())
-}
-
-/// Of all processes of a job step that wait, one tells the user.
-fn speaks() -> bool {
-    let first = |name: &str| std::env::var_os(name).is_none_or(|value| value == "0");
-    first("SLURM_NODEID") && first("SLURM_LOCALID")
+    Progress::new(format!("{}: {}: {what}", node_name(), shown(path)), total, speaks_for_step())
 }
 
 /// Tells the user something that is no failure.

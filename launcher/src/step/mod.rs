@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use mizzen_core::failure::{FailureKind, cause, quote};
 use mizzen_core::handover::{self, Accounts, Role};
-use mizzen_core::request::{self, Container};
+use mizzen_core::request::{self, Container, ImageSource};
 use mizzen_core::settings::Verbosity;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::user_namespace::group_map;
@@ -29,7 +29,7 @@ use tracing::info_span;
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Prepared};
-use crate::plan::{Identity, Plan, Program, typed_command};
+use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
 use crate::sandbox::{self, Namespaces};
 use crate::slurm::{self, CallerContext};
@@ -144,11 +144,12 @@ fn enter(
             (RunOptions { image: container.image, command, step: of_step, ..RunOptions::default() }, facts)
         }
         Role::Builder { user_namespace, accounts, alone } => {
-            let Container { image, digest, settings } = container;
+            let Container { image, settings } = container;
             let config = Config::load(&handover.config)?;
             let slurm_commands = config.slurm_commands;
-            let mut options = RunOptions::new(image, digest, command, settings, config, Origin::StepOption)?;
+            let mut options = RunOptions::new(image, command, settings, config, Origin::StepOption)?;
             options.step = of_step;
+            options.import.config = handover.config.clone();
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
                 options.staging.expect(&sent)?;
             }
@@ -162,9 +163,7 @@ fn enter(
                 }
             }
             let (namespaces, plan) = build(handover, channel, &options, *user_namespace, accounts)?;
-            let digest = plan.facts.digest.iter().map(|digest| format!("@{digest}")).collect::<String>();
-            let image = quote(options.image.as_os_str().as_bytes());
-            channel.log_ready(&format!("{image}{digest}: {}", trace::phases()));
+            channel.log_ready(&format!("{}: {}", log_name(&options.image, &plan.facts), trace::phases()));
             // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
             // have a step for every core of a node.
             if !*alone {
@@ -179,6 +178,19 @@ fn enter(
     let mut environment = environment.to_vec();
     environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
     Ok(Program::new(&options, &facts, typed_command(&options, &facts), &environment))
+}
+
+/// The image as Slurm's log names it: which file, which content, which name in a registry.
+fn log_name(image: &ImageSource, facts: &Facts) -> String {
+    let shown = |path: &Path| quote(path.as_os_str().as_bytes());
+    match image {
+        ImageSource::File { path, .. } => {
+            let digest = facts.digest.iter().map(|digest| format!("@{digest}"));
+            shown(path) + &digest.collect::<String>()
+        }
+        ImageSource::Stored { path, reference } => format!("{reference} in {}", shown(path)),
+        ImageSource::Unfetched(reference) => reference.to_string(),
+    }
 }
 
 /// Tells the user something that is no failure of this node.

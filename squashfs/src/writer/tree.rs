@@ -6,7 +6,7 @@
 //!
 //! Run by: the user, in the importer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::FileId;
 use super::error::{Error, Result};
@@ -147,20 +147,15 @@ impl Tree {
         children.into_iter().flatten().map(|(name, id)| (&**name, *id))
     }
 
-    /// The contents of all entries that have a name, each once for every entry.
-    pub fn files(&self) -> Vec<FileId> {
-        let mut files = Vec::new();
-        let mut seen = vec![false; self.nodes.len()];
+    /// The contents of all entries that have a name.
+    pub fn files(&self) -> BTreeSet<FileId> {
+        let mut files = BTreeSet::new();
         let mut directories = vec![Tree::ROOT];
         while let Some(directory) = directories.pop() {
             for (_, child) in self.children(directory) {
                 match self.nodes.get(child.0).map(|node| &node.content) {
                     Some(Content::Directory) => directories.push(child),
-                    Some(Content::File(file)) => {
-                        if seen.get_mut(child.0).is_some_and(|seen| !std::mem::replace(seen, true)) {
-                            files.push(*file);
-                        }
-                    }
+                    Some(Content::File(file)) => drop(files.insert(*file)),
                     _ => {}
                 }
             }

@@ -1,0 +1,375 @@
+//! Finds the image that a user names: a file, a directory, or an image in a registry. What the name means, what the site allows
+//! and what is wrong with it is decided here; who imports is the caller's business. Runs as the user, in srun, sbatch and salloc
+//! and in the launcher.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use crate::config::{ImagePolicy, ImportWhen};
+use crate::digest::split_pin;
+use crate::failure::quote;
+use crate::image::{self, ImageFormat};
+use crate::reference::names_a_registry;
+use crate::request::{ImageSource, check_path_text, quote_reference};
+use crate::{Config, Digest, Failure, Reference};
+
+/// Who asks registries.
+pub trait Importer {
+    /// Finds out which manifest a name means now: the name with its digest.
+    fn resolve(&mut self, reference: &Reference) -> Result<Reference, Failure>;
+
+    /// Imports an image into the user's store, unless it is there: its file, and the name with the manifest's digest.
+    fn import(&mut self, reference: &Reference) -> Result<(PathBuf, Reference), Failure>;
+
+    /// The directory of the user's store.
+    fn store(&self) -> Result<PathBuf, Failure>;
+}
+
+/// Where images are looked for, and with whose help.
+pub struct ImageFinder<'a> {
+    /// Where relative paths begin.
+    pub directory: &'a Path,
+    /// The site's folders.
+    pub config: &'a Config,
+    /// The rules that hold for what the image is wanted for.
+    pub policy: &'a ImagePolicy,
+    /// When images in registries are imported.
+    pub import: ImportWhen,
+    /// Who does that.
+    pub importer: &'a mut dyn Importer,
+}
+
+/// What to do where images are not imported for jobs.
+const BY_HAND: &str =
+    "make a file of it with `mizzen import NAME -o FILE.sqsh` and name that, or use one of the site's images";
+
+impl ImageFinder<'_> {
+    /// Finds an image, sees that it is one, and that the site allows it.
+    pub fn find(&mut self, value: &[u8]) -> Result<ImageSource, Failure> {
+        check_path_text(value)?;
+        let is_there = || self.directory.join(OsStr::from_bytes(value)).symlink_metadata().is_ok();
+        if names_a_registry(value) && !is_there() {
+            let reference = Reference::parse(value)?;
+            return self.find_in_registry(&reference).map_err(|failure| name(&reference, failure));
+        }
+        let (path, digest) = find_file(value, self.directory, self.config, |path| self.look_at(path))?;
+        if let Some(digest) = digest {
+            let shown = quote(path.as_os_str().as_bytes());
+            self.policy.check_digest(digest).map_err(|failure| failure.about(shown))?;
+        }
+        Ok(ImageSource::File { path, digest })
+    }
+
+    /// An image in a registry. Whatever is against it is said before anything of it is fetched.
+    fn find_in_registry(&mut self, reference: &Reference) -> Result<ImageSource, Failure> {
+        if self.import == ImportWhen::Never {
+            return Err(refused_by_key("never"));
+        }
+        let policy = self.policy;
+        policy.check_reference(reference)?;
+        if policy.restricts_files() {
+            policy.check_store(&self.importer.store()?)?;
+        }
+        if self.import == ImportWhen::Node {
+            let pinned = self.importer.resolve(reference)?;
+            policy.check_manifest(&pinned)?;
+            return Ok(ImageSource::Unfetched(pinned));
+        }
+        let reference = match (&policy.digests, reference.digest) {
+            (Some(_), None) => self.importer.resolve(reference)?,
+            _ => reference.clone(),
+        };
+        policy.check_manifest(&reference)?;
+        let (path, reference) = self.importer.import(&reference)?;
+        Ok(ImageSource::Stored { path, reference })
+    }
+
+    /// What lies at a path, if there is something. What it is, is found out now rather than when the job starts.
+    fn look_at(&self, candidate: &Path) -> Result<Option<ImageFormat>, Failure> {
+        match candidate.symlink_metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            _ => {}
+        }
+        let opened = image::open(candidate)?;
+        let shown = || quote(candidate.as_os_str().as_bytes());
+        self.policy.check_file(&opened.file).map_err(|failure| failure.about(shown()))?;
+        Ok(Some(opened.form))
+    }
+}
+
+/// Finds a file or directory: its absolute path, and the content that the name asks for. `look` says what lies at a path; None if
+/// there is nothing.
+pub fn find_file(
+    value: &[u8],
+    directory: &Path,
+    config: &Config,
+    look: impl Fn(&Path) -> Result<Option<ImageFormat>, Failure>,
+) -> Result<(PathBuf, Option<Digest>), Failure> {
+    check_path_text(value)?;
+    if let Some(scheme) = scheme_of(value) {
+        let message = format!("{}: cannot fetch images from {scheme}", quote_reference(value));
+        return Err(Failure::new(message).hint(
+            "an image in a registry is written docker://NAME; others are the path of a file or directory",
+        ));
+    }
+    let (name, digest) = split_pin(value);
+    check_path_text(name)?;
+    let (path, format) = look_for(Path::new(OsStr::from_bytes(name)), directory, config, look)?;
+    if digest.is_some() && format == ImageFormat::Directory {
+        return Err(Failure::new(format!("{}: a directory has no digest", quote(name)))
+            .hint("name it without @sha256:, or pack it into a squashfs file"));
+    }
+    Ok((path, digest))
+}
+
+/// The absolute path, and what is there: the user's own file first, then the site's folders.
+fn look_for(
+    name: &Path,
+    directory: &Path,
+    config: &Config,
+    look: impl Fn(&Path) -> Result<Option<ImageFormat>, Failure>,
+) -> Result<(PathBuf, ImageFormat), Failure> {
+    let mut candidates = vec![directory.join(name)];
+    let bare =
+        name.components().count() == 1 && matches!(name.components().next(), Some(Component::Normal(_)));
+    if bare {
+        candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
+    }
+    for candidate in &candidates {
+        if let Some(format) = look(candidate)? {
+            return Ok((candidate.clone(), format));
+        }
+    }
+    let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();
+    let message = format!("no such image; tried {}", tried.join(", "));
+    Err(Failure::new(message).hint(hint_for_missing(name)))
+}
+
+/// Why a request for an image in a registry is not granted, by the key of mizzen.toml. Also on the node.
+pub fn refused_by_key(value: &str) -> Failure {
+    let what = match value {
+        "never" => "images in registries are not imported for jobs",
+        _ => "nodes do not import images",
+    };
+    let failure = Failure::new(format!("{what} here (mizzen.toml: import = \"{value}\")"));
+    match value {
+        "never" => failure.hint(BY_HAND),
+        _ => failure.hint("mizzen.toml must be the same on login and compute nodes; submit the job again"),
+    }
+}
+
+/// Says which image a failure is about, unless it says so itself.
+fn name(reference: &Reference, failure: Failure) -> Failure {
+    let text = reference.to_string();
+    if failure.message.contains(text.split("@sha256:").next().unwrap_or(&text)) {
+        failure
+    } else {
+        failure.about(text)
+    }
+}
+
+/// What to do about a name that is no file's.
+fn hint_for_missing(name: &Path) -> String {
+    let text = name.as_os_str().as_bytes();
+    if text.windows(4).any(|part| part == b"@sha") {
+        return "IMAGE@sha256:HEX takes 64 hexadecimal digits".to_owned();
+    }
+    if name.is_absolute() {
+        return "it must exist on this node, and you must be able to see it".to_owned();
+    }
+    // `ubuntu:22.04` and the like are what Docker would take.
+    let is_file_name = name.extension().is_some_and(|extension| {
+        ["sqsh", "sqfs", "squashfs", "sif", "simg", "img", "tar"].iter().any(|known| extension == *known)
+    });
+    let whole = [b"docker://", text].concat();
+    let suggestion = Reference::parse(&whole).ok().filter(|_| !is_file_name).map(|_| quote(&whole));
+    let suggestion = suggestion.unwrap_or_else(|| "docker://NAME".to_owned());
+    format!("a relative path starts at the current directory; an image in a registry is written {suggestion}")
+}
+
+/// The scheme of `scheme://…`, if the value has that form.
+fn scheme_of(value: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(value).ok()?;
+    let (scheme, _) = text.split_once("://")?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "+.-".contains(c);
+    (!scheme.is_empty() && scheme.chars().all(plain)).then(|| format!("{scheme}://"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Request;
+
+    /// An importer that notes what it was asked.
+    #[derive(Default)]
+    struct Noting(Vec<String>);
+
+    fn pinned(reference: &Reference) -> Reference {
+        reference.pinned(Digest::new([7; 32]))
+    }
+
+    impl Importer for Noting {
+        fn resolve(&mut self, reference: &Reference) -> Result<Reference, Failure> {
+            self.0.push(format!("resolve {reference}"));
+            Ok(pinned(reference))
+        }
+
+        fn import(&mut self, reference: &Reference) -> Result<(PathBuf, Reference), Failure> {
+            self.0.push(format!("import {reference}"));
+            if reference.repository == "library/missing" {
+                return Err(Failure::new("no such image in docker.io"));
+            }
+            Ok(("/store/image.sqsh".into(), pinned(reference)))
+        }
+
+        fn store(&self) -> Result<PathBuf, Failure> {
+            Ok("/store".into())
+        }
+    }
+
+    fn find(value: &[u8], directory: &str, config: &Config) -> (Result<ImageSource, Failure>, Vec<String>) {
+        let mut importer = Noting::default();
+        let directory = Path::new(directory);
+        let mut finder = ImageFinder {
+            directory,
+            config,
+            policy: &config.policy,
+            import: config.import,
+            importer: &mut importer,
+        };
+        let found = finder.find(value);
+        (found, importer.0)
+    }
+
+    fn here(value: &[u8]) -> Result<ImageSource, Failure> {
+        find(value, env!("CARGO_MANIFEST_DIR"), &Config::default()).0
+    }
+
+    #[test]
+    fn a_relative_image_is_found_from_the_submission_directory() {
+        let expected = concat!(env!("CARGO_MANIFEST_DIR"), "/src/image");
+        assert_eq!(here(b"src/image"), Ok(ImageSource::file(expected)));
+    }
+
+    #[test]
+    fn a_bare_name_is_looked_up_in_the_sites_folders() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let config =
+            Config { image_folders: vec!["/nonexistent".into(), folder.clone()], ..Config::default() };
+        let found = |name: &str| find(name.as_bytes(), "/", &config).0;
+        assert_eq!(found("image"), Ok(ImageSource::file(folder.join("image"))));
+        let failure = found("nothing.sqsh").unwrap_err();
+        assert!(failure.message.contains("tried /nothing.sqsh, /nonexistent/nothing.sqsh, "), "{failure}");
+        assert!(
+            found("./image").unwrap_err().message.ends_with("tried /./image"),
+            "a path is not a bare name"
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_no_file_may_be_in_a_registry() {
+        for (name, suggestion) in [
+            ("ubuntu", "docker://ubuntu"),
+            ("ubuntu:22.04", "docker://ubuntu:22.04"),
+            ("nvcr.io/nvidia/pytorch:24.01-py3", "docker://nvcr.io/nvidia/pytorch:24.01-py3"),
+            ("tf.sqsh", "docker://NAME"),
+            ("My Image", "docker://NAME"),
+            ("./ubuntu", "docker://NAME"),
+        ] {
+            let failure = here(name.as_bytes()).unwrap_err();
+            assert!(failure.message.starts_with("no such image; tried /"), "{failure}");
+            let hint = "a relative path starts at the current directory; an image in a registry is written ";
+            assert_eq!(failure.hint.unwrap(), format!("{hint}{suggestion}"));
+        }
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        let directory = env!("CARGO_MANIFEST_DIR");
+        let text = format!("{directory}/Cargo.toml: not an image (starts with \"[pac\", looks like");
+        let cases: [(&[u8], &str); 9] = [
+            (b"", "the image is empty"),
+            (&[b'a'; 100_000], "the image's name has 100000 bytes, more than the 4095 of a path: aaa"),
+            (b"tf\n.sqsh", "control character in \"tf\\n.sqsh\""),
+            (b"/dev/null", "/dev/null: not an image (is a character device)"),
+            (b"Cargo.toml", &text),
+            (b"/nonexistent/x", "no such image; tried /nonexistent/x"),
+            (b"https://a/b", "https://a/b: cannot fetch images from https://"),
+            (b"oras://me:secret@host/x", "oras://…@host/x: a password in a name"),
+            (b"docker://A", "docker://A: \"A\" is not the name of an image"),
+        ];
+        for (value, expected) in cases {
+            let failure = here(value).unwrap_err();
+            assert!(failure.message.starts_with(expected), "{failure}");
+        }
+    }
+
+    #[test]
+    fn images_in_registries_are_imported_where_the_site_says() {
+        let reference = Reference::parse(b"docker://ubuntu").unwrap();
+        let when = |import| Config { import, ..Config::default() };
+        let stored = ImageSource::Stored { path: "/store/image.sqsh".into(), reference: pinned(&reference) };
+        let (found, asked) = find(b"docker://ubuntu", "/", &when(ImportWhen::Submit));
+        assert_eq!((found, asked), (Ok(stored), vec![format!("import {reference}")]));
+        let (found, asked) = find(b"docker://ubuntu", "/", &when(ImportWhen::Node));
+        assert_eq!(found, Ok(ImageSource::Unfetched(pinned(&reference))));
+        assert_eq!(asked, [format!("resolve {reference}")]);
+        let (found, asked) = find(b"nvcr.io#nvidia/x:1", "/", &when(ImportWhen::Never));
+        let failure = found.unwrap_err();
+        assert_eq!(
+            failure.message,
+            "docker://nvcr.io/nvidia/x:1: images in registries are not imported for jobs here \
+             (mizzen.toml: import = \"never\")"
+        );
+        assert!(failure.hint.unwrap().contains("mizzen import") && asked.is_empty());
+        let failed = find(b"docker://missing", "/", &Config::default()).0.unwrap_err();
+        assert_eq!(failed.message, "docker://docker.io/library/missing:latest: no such image in docker.io");
+    }
+
+    #[test]
+    fn a_file_stays_a_file() {
+        let directory = std::env::temp_dir().join(format!("mizzen-find-{}", std::process::id()));
+        std::fs::create_dir_all(directory.join("nvcr.io#nvidia/bin")).unwrap();
+        let text = directory.to_str().unwrap();
+        let (found, asked) = find(b"nvcr.io#nvidia", text, &Config::default());
+        assert_eq!(found, Ok(ImageSource::file(directory.join("nvcr.io#nvidia"))));
+        let absolute = directory.join("nvcr.io#nvidia");
+        let (same, _) = find(absolute.as_os_str().as_bytes(), "/", &Config::default());
+        assert_eq!((same, asked), (Ok(ImageSource::file(absolute)), Vec::new()));
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn the_policy_is_asked_before_anything_is_fetched() {
+        let policy = ImagePolicy { digests: Some(vec![Digest::new([8; 32])]), ..ImagePolicy::default() };
+        let config = Config { policy, ..Config::default() };
+        let (found, asked) = find(b"docker://ubuntu", "/", &config);
+        let reference = Reference::parse(b"docker://ubuntu").unwrap();
+        let expected =
+            format!("{}: digests of this site's policy do not include {}", reference, Digest::new([7; 32]));
+        assert_eq!((found.unwrap_err().message, asked), (expected, vec![format!("resolve {reference}")]));
+        let policy = ImagePolicy { folders: Some(vec!["/sw".into()]), ..ImagePolicy::default() };
+        let config = Config { policy, ..Config::default() };
+        let (found, asked) = find(b"docker://ubuntu", "/", &config);
+        let message =
+            format!("{reference}: folders of this site's policy do not include the image store, /store");
+        assert_eq!((found.unwrap_err().message, asked), (message, Vec::new()));
+    }
+
+    #[test]
+    fn none_is_no_image() {
+        let (directory, config) = (Path::new("/"), Config::default());
+        let mut importer = Noting::default();
+        let mut finder = ImageFinder {
+            directory,
+            config: &config,
+            policy: &config.policy,
+            import: config.import,
+            importer: &mut importer,
+        };
+        assert_eq!(Request::from_option("--container", b"none", &mut finder), Ok(Request::Host));
+        let failure = Request::from_option("--container", b"docker://A", &mut finder).unwrap_err();
+        assert!(failure.message.starts_with("--container: docker://A: "), "{failure}");
+    }
+}

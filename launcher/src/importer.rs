@@ -1,0 +1,146 @@
+//! Starts `mizzen-import`, in place of this process or as a child that is asked for an image. It has what talks to registries and
+//! reads archives; the launcher, which every task executes and which root runs, has none of it. Runs as the user who calls it.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use mizzen_core::config::{ImportWhen, Source};
+use mizzen_core::find_image::{Importer, refused_by_key};
+use mizzen_core::request::ImageSource;
+use mizzen_core::{Failure, Reference, image_store, importer};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::image::shown;
+use crate::options::RunOptions;
+use crate::raised_limits;
+use crate::report::{print, speaks_for_step};
+
+/// The program's name.
+const NAME: &str = "mizzen-import";
+
+/// Becomes the importer, with the words of this command line. Returns only why it could not.
+pub fn exec() -> Failure {
+    let own = match std::env::current_exe() {
+        Ok(own) => own,
+        Err(error) => return Failure::caused_by("cannot find the importer: /proc/self/exe", error),
+    };
+    let places = places(&own);
+    let program = places.iter().find(|place| place.exists()).unwrap_or(&places[0]);
+    let mut command = Command::new(program);
+    // Its messages are those of `mizzen`.
+    command.arg0("mizzen").args(std::env::args_os().skip(1));
+    raised_limits::restore();
+    Failure::caused_by(format!("cannot start the importer: {}", shown(program)), command.exec()).or_hint(
+        format!("`make install` and the package of mizzen put it there; copy {NAME} of the same version"),
+    )
+}
+
+/// The same for a program that waits for an answer: the plugin, or the launcher.
+pub fn exec_for_program() -> ExitCode {
+    // srun blocks what its thread for signals takes; Ctrl-C is to end this. Nobody waits for the answer when the asker is gone.
+    let _ = SigSet::empty().thread_set_mask();
+    let _ = set_pdeathsig(Signal::SIGTERM);
+    // Whether it is read or not: it has failed.
+    let _ = print(&exec().encode());
+    ExitCode::FAILURE
+}
+
+/// Asks the importer in a process of its own.
+#[derive(Debug, Default)]
+pub struct ChildImporter<'a> {
+    /// Where the images of each user are.
+    pub image_store: &'a str,
+}
+
+impl Importer for ChildImporter<'_> {
+    fn resolve(&mut self, reference: &Reference) -> Result<Reference, Failure> {
+        importer::resolve(own_command()?, reference, &Source::Default)
+    }
+
+    fn import(&mut self, reference: &Reference) -> Result<(PathBuf, Reference), Failure> {
+        importer::import(own_command()?, reference, &Source::Default)
+    }
+
+    fn store(&self) -> Result<PathBuf, Failure> {
+        image_store::own_directory(self.image_store)
+    }
+}
+
+/// This program once more, which then becomes the importer.
+fn own_command() -> Result<Command, Failure> {
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::caused_by("cannot find the importer: /proc/self/exe", error))?;
+    let mut command = Command::new(own);
+    command.arg0("mizzen");
+    // Of all tasks and nodes that wait, one shows the progress.
+    if !speaks_for_step() {
+        command.stderr(Stdio::null());
+    }
+    Ok(command)
+}
+
+/// The file of the container's image, which is imported first if the node is to do that. What the site says of images in
+/// registries is looked at once more: the request is the user's to change.
+pub fn obtain(options: &RunOptions) -> Result<PathBuf, Failure> {
+    let check = |reference: &Reference| {
+        let policy = &options.policy;
+        let checked = policy.check_reference(reference).and_then(|()| policy.check_manifest(reference));
+        checked.map_err(|failure| failure.about(reference))
+    };
+    match (&options.image, options.import.when) {
+        (ImageSource::File { path, .. }, _) => Ok(path.clone()),
+        (ImageSource::Stored { reference, .. } | ImageSource::Unfetched(reference), ImportWhen::Never) => {
+            Err(refused_by_key("never").about(reference))
+        }
+        (ImageSource::Unfetched(reference), ImportWhen::Submit) => {
+            Err(refused_by_key("submit").about(reference))
+        }
+        (ImageSource::Stored { path, reference }, _) => check(reference).map(|()| path.clone()),
+        (ImageSource::Unfetched(reference), ImportWhen::Node) => {
+            check(reference)?;
+            let imported = importer::import(own_command()?, reference, &options.import.config);
+            imported.map(|(path, _)| path)
+        }
+    }
+}
+
+/// Where it may be: where `make install` puts it, and beside the launcher, where a build has it.
+fn places(launcher: &Path) -> [PathBuf; 2] {
+    let directory = launcher.parent().unwrap_or(Path::new("/"));
+    let prefix = directory.parent().unwrap_or(Path::new("/"));
+    [prefix.join("lib/mizzen").join(NAME), directory.join(NAME)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_looked_for_where_it_is_installed_and_where_it_is_built() {
+        for (launcher, expected) in [
+            ("/usr/bin/mizzen", ["/usr/lib/mizzen/mizzen-import", "/usr/bin/mizzen-import"]),
+            (
+                "/opt/mizzen/bin/mizzen",
+                ["/opt/mizzen/lib/mizzen/mizzen-import", "/opt/mizzen/bin/mizzen-import"],
+            ),
+            ("/mizzen", ["/lib/mizzen/mizzen-import", "/mizzen-import"]),
+        ] {
+            assert_eq!(places(Path::new(launcher)), expected.map(PathBuf::from), "{launcher}");
+        }
+    }
+
+    /// The tests' own program has no importer beside it.
+    #[test]
+    fn what_is_missing_is_named() {
+        let failure = exec();
+        let expected = "lib/mizzen/mizzen-import: No such file or directory";
+        assert!(
+            failure.message.starts_with("cannot start the importer: /")
+                && failure.message.ends_with(expected),
+            "{failure}"
+        );
+        assert!(failure.hint.unwrap().ends_with("copy mizzen-import of the same version"));
+    }
+}
