@@ -1,4 +1,6 @@
-//! A reader of tar archives that trusts nothing: v7, ustar, PAX, star and GNU, with long names, large numbers, sparse files
+//! Tar archives: a [`Writer`], and a reader ([`Archive`]).
+//!
+//! The reader trusts nothing. It knows v7, ustar, PAX, star and GNU, with long names, large numbers, sparse files
 //! and extended attributes. It reads a stream once, from its start to its end, and needs little memory whatever the archive
 //! says: at most [`MAX_EXTENDED_LEN`] for the names and records of an entry, and a bounded map of a sparse file.
 //!
@@ -16,6 +18,7 @@ mod sparse;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek};
@@ -27,6 +30,7 @@ use sparse::Form;
 use stream::Stream;
 
 pub use error::{Problem, Result, TarError};
+pub use writer::Writer;
 
 /// How many bytes the long names and PAX records of one entry may have together; Go has the same limit for each.
 pub const MAX_EXTENDED_LEN: u64 = 1 << 20;
@@ -56,6 +60,25 @@ pub struct Entry {
     pub is_sparse: bool,
     /// Extended attributes, none of them empty.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Entry {
+    /// Something of root's from 1970, without attributes.
+    pub fn new(path: impl Into<Vec<u8>>, kind: EntryKind, mode: u16, size: u64) -> Entry {
+        Entry {
+            path: path.into(),
+            kind,
+            mode,
+            uid: 0,
+            gid: 0,
+            mtime: 0,
+            size,
+            stored_size: size,
+            position: 0,
+            is_sparse: false,
+            xattrs: BTreeMap::new(),
+        }
+    }
 }
 
 /// The type of an entry.
