@@ -4,4 +4,6 @@
 //! Runs as the user, on any machine.
 
 pub mod decompress;
+pub mod export;
+pub mod fuzz;
 pub mod tar;

@@ -8,7 +8,7 @@ mod elf;
 pub mod fuzz;
 mod host;
 mod host_libraries;
-mod image;
+pub mod image;
 mod inspect;
 mod manual;
 mod mount;
