@@ -1,19 +1,24 @@
 //! What each command needs of the other parts: registries, archives, the writer, the store. Runs as the user.
 
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use mizzen::cli::images as cli;
 use mizzen::cli::images::{
     AccountArgs, Compressor, ExportArgs, ImportArgs, LoginArgs, LogoutArgs, WritingArgs,
 };
-use mizzen::report::{print, report};
+use mizzen::report::{print, report, report_note};
+use mizzen_core::find_image::find_file;
+use mizzen_core::image;
 use mizzen_core::image_store::own_directory;
 use mizzen_core::staging::Amount;
 use mizzen_core::{Config, Failure, Reference};
 use mizzen_squashfs::writer::{Compression, Compressors, Options};
 use serde_json::{Value, json};
 
+use crate::export::{self, ExportFormat, ExportOptions, Owners};
 use crate::images::Outcome;
 use crate::import::{Imported as ImportedFile, Importer};
 use crate::layer::{LayerCache, cache_directory, compressor_name};
@@ -21,6 +26,7 @@ use crate::manifest::Platform;
 use crate::output::{Existing, OutputFile};
 use crate::progress::Bars;
 use crate::registry::{self, Client, ClientOptions, Notes, PasswordSource, password_from_stdin};
+use crate::shown;
 use crate::source::Source;
 use crate::store::key::ImageKey;
 use crate::store::select::ListedImage;
@@ -210,9 +216,48 @@ pub fn resolve(args: &ImportArgs, config: &Config) -> Result<Reference, Failure>
     }
 }
 
-/// `mizzen export`.
-pub fn export(_args: &ExportArgs, _config: &Config) -> Result<(), Failure> {
-    Err(Failure::new("export: not in this build"))
+/// `mizzen export`: into a file, or to standard output.
+pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
+    let directory = std::env::current_dir()
+        .map_err(|error| Failure::caused_by("cannot find the current directory", error))?;
+    let (image, _) = find_file(args.image.as_os_str().as_bytes(), &directory, config, |path| {
+        if path.symlink_metadata().is_err() {
+            Ok(None)
+        } else {
+            image::open(path).map(|opened| Some(opened.form))
+        }
+    })?;
+    let format = match args.format {
+        cli::ExportFormat::Tar => ExportFormat::Tar,
+        cli::ExportFormat::OciArchive => ExportFormat::OciArchive,
+        cli::ExportFormat::DockerArchive => ExportFormat::DockerArchive,
+    };
+    let output_name = args.output.as_deref().map_or_else(|| "standard output".to_owned(), shown);
+    let options = ExportOptions {
+        format,
+        compression: format.compression(),
+        tag: args.tag.clone(),
+        owners: Owners::Usual,
+        scratch: export::scratch_directory(args.output.as_deref()),
+        output_name: output_name.clone(),
+        threads: Options::default().threads,
+        image,
+    };
+    let bars = Bars::of(output_name, !args.quiet);
+    let bar = bars.add(shown(&args.image), None);
+    let mut progress = |bytes| bar.advance(bytes);
+    let exported = match &args.output {
+        Some(path) => {
+            let output = OutputFile::create(path, Existing::with_force(args.force))?;
+            let exported = export::export(&options, &mut output.file(), &mut progress)?;
+            output.publish()?;
+            exported
+        }
+        None => export::export(&options, &mut export::standard_output()?, &mut progress)?,
+    };
+    drop(bars);
+    exported.warnings.iter().for_each(|warning| report_note(warning));
+    Ok(())
 }
 
 /// `mizzen images update`: imports those whose tags mean another image by now. One that fails does not keep the others.

@@ -111,7 +111,7 @@ fn record(bytes: &[u8]) -> Result<(&[u8], &[u8], &[u8])> {
     let record = record.get(space + 1..).and_then(|record| record.strip_suffix(b"\n")).ok_or(BAD_LENGTH)?;
     let equals = record.iter().position(|byte| *byte == b'=').ok_or(Problem::Record("without a value"))?;
     let (key, value) = (&record[..equals], &record[equals + 1..]);
-    let is_text = matches!(key, b"path" | b"linkpath" | b"uname" | b"gname");
+    let is_text = matches!(key, b"path" | b"linkpath" | b"uname" | b"gname" | b"GNU.sparse.name");
     if key.is_empty() || key.contains(&0) || is_text && value.contains(&0) {
         return Err(Problem::Record("with a zero byte, or without a key"));
     }

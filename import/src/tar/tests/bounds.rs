@@ -69,6 +69,7 @@ fn bad_records_are_refused() {
         (b"7 =abc\n", Some("without a key")),
         (b"8 a\0b=c\n", Some("without a key")),
         (b"11 path=\0b\n", Some("without a key")),
+        (b"22 GNU.sparse.name=\0b\n", Some("without a key")),
         (b"7 abcd\n", Some("without a value")),
     ] {
         for flag in *b"xg" {

@@ -6,6 +6,7 @@ mod forms;
 mod mutation;
 mod sparse_files;
 mod truncation;
+mod written;
 
 use std::io::Read;
 
