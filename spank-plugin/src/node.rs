@@ -145,7 +145,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
         role,
         program: spank.replace_program(&launcher)?,
     };
-    spank.set_job_variable(handover::VARIABLE, &handover.encode())?;
+    spank.set_job_variable(handover::VARIABLE, &handover.encode()?)?;
     for fd in ends.descriptors().into_iter().chain(namespace.as_ref().map(AsFd::as_fd)) {
         spank::keep_through_exec(fd);
     }
