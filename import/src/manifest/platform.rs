@@ -49,7 +49,7 @@ impl Platform {
             !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
         };
         let parts: Vec<&str> = text.split('/').collect();
-        if parts.len() > 3 || !parts.iter().all(|part| good(part)) {
+        if parts.len() > 3 || !parts.iter().all(good) {
             return Err(Failure::new(format!("\"{}\" is not a platform", quote(text.as_bytes())))
                 .hint("write OS/ARCHITECTURE or OS/ARCHITECTURE/VARIANT, for example linux/arm64"));
         }
