@@ -3,5 +3,7 @@
 //!
 //! Runs as the user, on any machine.
 
+pub mod decompress;
 pub mod manifest;
 pub mod registry;
+pub mod tar;

@@ -34,7 +34,7 @@ use crate::{host_libraries, raised_limits, trace};
 
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Failure> {
-    let reporter = Box::new(StderrReporter { program: std::process::id() });
+    let reporter = Box::new(StderrReporter::for_this_process());
     let Prepared { plan, sources } = prepare(options, &Host::detect(), reporter)?;
     plan.notes.iter().for_each(|note| report_note(note));
     if plan.unshare.pid {

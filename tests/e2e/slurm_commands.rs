@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mizzen_tests::check::{assert_failed, assert_out};
 use mizzen_tests::images::ImageTree;
-use mizzen_tests::{Cluster, Output, Release, Spec, User};
+use mizzen_tests::{Cluster, Output, Release, Spec, User, without_waiting};
 
 /// One node, so that what is left on it can be seen.
 fn start(name: &str) -> Cluster {
@@ -27,10 +27,12 @@ fn with_image(cluster: Cluster) -> Cluster {
 fn batch(cluster: &Cluster, script: &str) -> Output {
     let script = if script.starts_with("#!") { script.to_owned() } else { format!("#!/bin/sh\n{script}\n") };
     let quoted = script.replace('\'', r"'\''");
-    cluster.run(&format!(
+    let done = cluster.run(&format!(
         "export PATH=$HOME/bin:$PATH; rm -f out; printf %s '{quoted}' > job.sh; \
          sbatch --quiet --wait --output=out --container=/shared/bb.sqsh job.sh >/dev/null; code=$?; cat out; exit $code"
-    ))
+    ));
+    // Both streams of the script are in its output.
+    Output { stdout: without_waiting(&done.stdout), ..done }
 }
 
 /// No process of Alice's is on the node, soon.
