@@ -120,7 +120,7 @@ pub struct Index {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ManifestOrIndex {
     /// One image.
-    Manifest(Manifest),
+    Manifest(Box<Manifest>),
     /// Several, to choose from.
     Index(Index),
 }
@@ -179,13 +179,13 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<ManifestOrIndex, Failure> {
                 let count = layers.len();
                 return Err(Failure::new(format!("the image has {count} layers, more than {LAYER_LIMIT}")));
             }
-            Ok(ManifestOrIndex::Manifest(Manifest {
+            Ok(ManifestOrIndex::Manifest(Box::new(Manifest {
                 media_type: document.media_type,
                 artifact_type: document.artifact_type,
                 config,
                 layers,
                 annotations: document.annotations,
-            }))
+            })))
         }
         (None, None, Some(manifests)) => {
             expect_type(&document.media_type, &[OCI_INDEX, DOCKER_INDEX], "an index")?;
@@ -305,7 +305,9 @@ pub fn select(
     for _ in 0..2 {
         let (bytes, digest, media_type) = found;
         let index = match parse_manifest_as(&bytes, &media_type)? {
-            ManifestOrIndex::Manifest(manifest) => return Ok(Selected { manifest, bytes, digest }),
+            ManifestOrIndex::Manifest(manifest) => {
+                return Ok(Selected { manifest: *manifest, bytes, digest });
+            }
             ManifestOrIndex::Index(index) => index,
         };
         let entry = index.choose(platform)?;
@@ -317,7 +319,9 @@ pub fn select(
         found = (bytes, entry.digest, entry.media_type.clone());
     }
     match parse_manifest_as(&found.0, &found.2)? {
-        ManifestOrIndex::Manifest(manifest) => Ok(Selected { manifest, bytes: found.0, digest: found.1 }),
+        ManifestOrIndex::Manifest(manifest) => {
+            Ok(Selected { manifest: *manifest, bytes: found.0, digest: found.1 })
+        }
         ManifestOrIndex::Index(_) => Err(Failure::new("an index in an index in an index, which is refused")),
     }
 }

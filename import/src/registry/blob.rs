@@ -316,7 +316,7 @@ impl Read for Blob {
 }
 
 /// `bytes FIRST-LAST/TOTAL`, where the total may be `*`.
-fn parse_range(text: &str) -> Option<(u64, Option<u64>)> {
+pub(super) fn parse_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, _) = range.split_once('-')?;
     let total = if total == "*" { None } else { Some(total.trim().parse().ok()?) };

@@ -10,9 +10,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+type Lookup = dyn Fn(&str) -> Option<OsString> + Send + Sync;
+
 /// Variables by name.
 #[derive(Clone)]
-pub struct Environment(Arc<dyn Fn(&str) -> Option<OsString> + Send + Sync>);
+pub struct Environment(Arc<Lookup>);
 
 impl Environment {
     /// This process's.

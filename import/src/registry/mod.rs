@@ -12,6 +12,7 @@ mod client;
 mod credentials;
 mod endpoint;
 mod environment;
+pub mod fuzz;
 mod login;
 mod notes;
 mod secret;

@@ -3,7 +3,7 @@
 //!
 //! Run by: the user, in the importer.
 
-mod challenge;
+pub mod challenge;
 mod token;
 
 use std::collections::HashMap;

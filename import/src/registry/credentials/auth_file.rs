@@ -115,6 +115,12 @@ impl AuthFile {
         if self.creds_store.is_empty() { None } else { ask(&self.creds_store, wanted.host).filter(right) }
     }
 
+    /// Leaves what stands in the file itself.
+    pub fn forget_helpers(&mut self) {
+        self.cred_helpers.clear();
+        self.creds_store.clear();
+    }
+
     /// The helper that is asked for a registry, whatever stands in `auths`.
     pub fn helper_for(&self, host: &str) -> Option<&str> {
         let found = self.cred_helpers.iter().find(|(key, _)| is_key_of(key, host));

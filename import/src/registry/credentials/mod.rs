@@ -8,7 +8,7 @@
 
 pub mod auth_file;
 mod helper;
-mod netrc;
+pub mod netrc;
 #[cfg(test)]
 mod tests;
 

@@ -90,7 +90,7 @@ impl Drop for QuietTerminal {
 }
 
 /// What was typed until Enter; none if it was broken off.
-fn typed_line(input: &mut impl Read) -> io::Result<Option<String>> {
+fn typed_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     const CTRL_C: u8 = 3;
     const CTRL_D: u8 = 4;
     const CTRL_U: u8 = 21;

@@ -44,6 +44,7 @@ pub struct Url {
     pub scheme: Scheme,
     /// A name in lower case, or an address; in brackets if it is one of IPv6.
     pub host: String,
+    /// None for the usual one.
     port: Option<u16>,
     /// Path and query, beginning with a slash.
     pub path: String,
@@ -54,7 +55,7 @@ impl Url {
     pub fn new(scheme: Scheme, authority: &str, path: impl Into<String>) -> Result<Url, Failure> {
         let (host, port) = split_authority(authority)
             .ok_or_else(|| Failure::new(format!("\"{}\" is not a host", quote(authority.as_bytes()))))?;
-        Ok(Url { scheme, host, port, path: path.into() })
+        Ok(Url { scheme, host, port: port.filter(|port| *port != scheme.default_port()), path: path.into() })
     }
 
     /// Reads a whole address.
@@ -81,7 +82,7 @@ impl Url {
         }
         let (host, port) = split_authority(authority).ok_or_else(|| bad("not an address"))?;
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-        Ok(Url { scheme, host, port, path })
+        Ok(Url { scheme, host, port: port.filter(|port| *port != scheme.default_port()), path })
     }
 
     /// Where a redirect leads to from here.
@@ -123,8 +124,8 @@ impl Url {
     /// Host and port, the port only if it is not the usual one.
     pub fn authority(&self) -> String {
         match self.port {
-            Some(port) if port != self.scheme.default_port() => format!("{}:{port}", self.host),
-            _ => self.host.clone(),
+            Some(port) => format!("{}:{port}", self.host),
+            None => self.host.clone(),
         }
     }
 
@@ -135,10 +136,8 @@ impl Url {
 
     /// Whether what is meant for `self` may be told there: the same host and port, and not without TLS after it.
     pub fn trusts(&self, other: &Url) -> bool {
-        let usual = |url: &Url| url.port() == url.scheme.default_port();
-        self.host == other.host
-            && other.scheme >= self.scheme
-            && (self.port() == other.port() || (usual(self) && usual(other)))
+        // The usual ports of http and https belong together.
+        self.host == other.host && other.scheme >= self.scheme && self.port == other.port
     }
 
     /// Its address, if it is one.
