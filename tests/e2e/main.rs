@@ -28,6 +28,7 @@ mod lifetime;
 mod mpi;
 mod other_users;
 mod own_hostname;
+mod registry_images;
 mod registry_requests;
 mod releases;
 mod robustness;

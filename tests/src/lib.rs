@@ -24,6 +24,7 @@ pub mod images;
 pub mod init;
 pub mod jobs;
 pub mod machine;
+pub mod registry;
 pub mod release;
 pub mod site;
 pub mod spec;
