@@ -11,6 +11,8 @@ use mizzen_core::image_store::own_directory;
 use mizzen_core::importer::encode_answer;
 use mizzen_core::{Config, Failure};
 use nix::sys::signal::Signal;
+use rustix::fs::Mode;
+use rustix::process::umask;
 
 use crate::commands::{self, Imported};
 use crate::images::{self, Outcome};
@@ -25,6 +27,9 @@ pub fn run_process() -> ExitCode {
         Ok(cli) => cli,
         Err(code) => return code,
     };
+    // Whatever the user's mask is for: who makes a file can read it.
+    let mask = umask(Mode::RWXG | Mode::RWXO);
+    umask(mask & (Mode::RWXG | Mode::RWXO));
     // The user's limit on the size of files is a failure of what is written, and nothing to die of.
     let _unharmed = IgnoreSignal::new(Signal::SIGXFSZ);
     if let Err(failure) = interrupt::listen() {
