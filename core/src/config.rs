@@ -12,7 +12,6 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use crate::failure::quote;
 pub use crate::image_policy::ImagePolicy;
-use crate::options::{MountOption, MountSource};
 pub use crate::registries::{Registries, RegistryConfig};
 use crate::settings::{Fabric, Key, Settings, TomlForm, Value};
 use crate::staging::{Amount, Policy, Verify};
@@ -199,11 +198,7 @@ impl Config {
             return Err(Failure::new("stage: \"bcast\" is a matter of a job, not of the site")
                 .hint("write auto, always or never"));
         }
-        let relative = |mount: &&MountOption| match &mount.source {
-            MountSource::Bind(path) | MountSource::Squashfs(path) => !path.is_absolute(),
-            MountSource::Tmpfs(_) => false,
-        };
-        match self.settings.mounts.iter().flatten().find(relative) {
+        match self.settings.mounts.iter().flatten().find(|mount| mount.relative().is_some()) {
             Some(mount) => {
                 Err(Failure::new(format!("mounts: \"{}\" is not absolute", quote(&mount.to_text())))
                     .hint(WHOLE_PATH))

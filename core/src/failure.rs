@@ -146,6 +146,24 @@ pub fn quote_up_to(bytes: &[u8], limit: usize) -> String {
     text
 }
 
+/// A reference for messages, without the user and the password that `[scheme://]user:password@host/…` may hold. Passwords may
+/// have any character in them, so all before the last `@` that begins no digest goes.
+pub fn quote_reference(value: &[u8]) -> String {
+    let find = |text: &[u8], wanted: &[u8]| text.windows(wanted.len()).position(|part| part == wanted);
+    let is_digest = |at: &usize| {
+        let digits = &value[*at + b"@sha256:".len()..];
+        digits.len() == 64 && digits.iter().all(u8::is_ascii_hexdigit)
+    };
+    let end = find(value, b"@sha256:").filter(is_digest).unwrap_or(value.len());
+    let begin = find(&value[..end], b"://").map_or(0, |at| at + 3);
+    match value[begin..end].iter().rposition(|byte| *byte == b'@') {
+        Some(at) if !value.starts_with(b"/") => {
+            format!("{}…{}", quote(&value[..begin]), quote(&value[begin + at..]))
+        }
+        _ => quote(value),
+    }
+}
+
 /// The errors of files and file systems for which musl has words of its own. People know, and look for, those of the other
 /// programs on the node, which are these.
 const WORDS: [(i32, &str); 15] = [
@@ -224,5 +242,27 @@ mod tests {
         let long = quote(&[b'a'; 100_000]);
         assert_eq!(long.chars().count(), QUOTE_LIMIT + 1);
         assert!(long.ends_with('…'));
+    }
+
+    #[test]
+    fn no_message_has_a_password() {
+        let long = format!("docker://AWS:{}@host/i", "x".repeat(300));
+        for (value, shown) in [
+            ("docker://u:secret@host/i:tag", "docker://…@host/i:tag"),
+            ("docker://u:se/cr@et@host/i", "docker://…@host/i"),
+            ("u:secret@host/i", "…@host/i"),
+            (long.as_str(), "docker://…@host/i"),
+            ("docker://u:secret@sha256:5@host/i", "docker://…@host/i"),
+            ("/images/a@b.sqsh", "/images/a@b.sqsh"),
+        ] {
+            assert_eq!(quote_reference(value.as_bytes()), shown);
+        }
+        let pin = format!("@sha256:{}", "0".repeat(64));
+        assert_eq!(
+            quote_reference(format!("docker://host/i{pin}").as_bytes()),
+            format!("docker://host/i{pin}")
+        );
+        let both = quote_reference(format!("docker://u:secret@host/i{pin}").as_bytes());
+        assert_eq!(both, format!("docker://…@host/i{pin}"));
     }
 }

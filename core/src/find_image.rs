@@ -8,10 +8,10 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::config::{ImagePolicy, ImportWhen};
 use crate::digest::split_pin;
-use crate::failure::quote;
+use crate::failure::{quote, quote_reference};
 use crate::image::{self, ImageFormat};
 use crate::reference::names_a_registry;
-use crate::request::{ImageSource, check_path_text, quote_reference};
+use crate::request::{ImageSource, check_path_text};
 use crate::{Config, Digest, Failure, Reference};
 
 /// Who asks registries.

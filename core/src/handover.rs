@@ -13,6 +13,8 @@ use crate::{Failure, pairs};
 
 /// The variable. The prefix lets it pass where Slurm filters a task's environment.
 pub const VARIABLE: &str = "SLURM_MIZZEN_HANDOVER";
+/// Slurm drops a variable of 128 KiB, its name included, and says that all is well.
+const LIMIT: usize = (128 << 10) - 64;
 
 /// The task, as the plugin knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +83,21 @@ pub struct Accounts {
 }
 
 impl Handover {
-    /// Text for [`VARIABLE`].
-    pub fn encode(&self) -> String {
+    /// Text for [`VARIABLE`]. Names of groups are for people alone, and are left out where there is no room for them.
+    pub fn encode(&self) -> Result<String, Failure> {
+        let fitting =
+            [true, false].into_iter().map(|names| self.text(names)).find(|text| text.len() <= LIMIT);
+        fitting.ok_or_else(|| {
+            let count = match &self.role {
+                Role::Builder { accounts, .. } => accounts.groups.len(),
+                Role::Member { .. } => 0,
+            };
+            Failure::new(format!("too much for the variable {VARIABLE}, with {count} groups of the user's"))
+                .hint("ask an administrator for an account in fewer groups; `id -G | wc -w` counts them")
+        })
+    }
+
+    fn text(&self, group_names: bool) -> String {
         let number = |number: i32| number.to_string().into_bytes();
         let mut pairs = vec![
             ("node", self.node.clone().into_bytes()),
@@ -110,7 +125,10 @@ impl Handover {
                 pairs.extend(accounts.user.as_ref().map(|user| ("user", user.clone().into_bytes())));
                 pairs.extend(accounts.home.as_ref().map(|home| ("home", path(home))));
                 pairs.extend(accounts.shell.as_ref().map(|shell| ("shell", path(shell))));
-                let groups = accounts.groups.iter().map(|(gid, name)| format!("{gid}:{name}"));
+                let groups = accounts.groups.iter().map(|(gid, name)| match group_names {
+                    true => format!("{gid}:{name}"),
+                    false => format!("{gid}:"),
+                });
                 pairs.push(("groups", groups.collect::<Vec<_>>().join("\n").into_bytes()));
             }
         }
@@ -234,8 +252,35 @@ mod tests {
         let builder =
             Handover { role, config: Source::Default, program: None, other_nodes: None, ..member.clone() };
         for handover in [member, builder] {
-            assert_eq!(Handover::decode(handover.encode().as_bytes()), Ok(handover));
+            assert_eq!(Handover::decode(handover.encode().unwrap().as_bytes()), Ok(handover));
         }
+    }
+
+    #[test]
+    fn too_many_groups_lose_their_names_and_then_are_refused() {
+        let with_groups = |count: u32| {
+            let groups = (0..count).map(|number| (100_000 + number, "n".repeat(60))).collect();
+            let accounts = Accounts { groups, ..Accounts::default() };
+            Handover {
+                node: "node1".to_owned(),
+                step: "7.0".to_owned(),
+                config: Source::Default,
+                receive: 5,
+                send: 6,
+                report: 7,
+                other_nodes: None,
+                role: Role::Builder { user_namespace: None, accounts, alone: true },
+                program: None,
+            }
+        };
+        let text = with_groups(3000).encode().unwrap();
+        assert!(text.len() < 128 << 10 && !text.contains("nnn"));
+        let Role::Builder { accounts, .. } = Handover::decode(text.as_bytes()).unwrap().role else {
+            panic!()
+        };
+        assert_eq!((accounts.groups.len(), &accounts.groups[7]), (3000, &(100_007, String::new())));
+        let failure = with_groups(60_000).encode().unwrap_err();
+        assert!(failure.message.ends_with("with 60000 groups of the user's"), "{failure}");
     }
 
     #[test]

@@ -111,6 +111,14 @@ impl ImagePolicy {
         ImagePolicy { digests: None, ..self.clone() }
     }
 
+    /// An owner whom /etc/passwd does not name: the rule would hold for nobody.
+    pub fn unknown_owner(&self) -> Option<&str> {
+        self.owners.iter().flatten().find_map(|owner| match owner {
+            Owner::Name(name) if accounts::uid_of(name).is_none() => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
     /// Whether the rules want anything of files.
     pub fn restricts_files(&self) -> bool {
         self.folders.is_some() || self.owners.is_some()

@@ -5,11 +5,14 @@
 //! The environment is the asker's own: HOME, proxies, credentials. None of it is in the arguments, and no password can be, for
 //! [`Reference::parse`] refuses one.
 
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ChildStdout, Command, ExitStatus, Stdio};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::config::Source;
 use crate::failure::quote;
@@ -29,24 +32,32 @@ pub const CONFIG: &str = "--config";
 const SAME_VERSION: &str = "mizzen and mizzen-import must be of the same version";
 
 /// No answer is longer: a path, a reference, or a failure.
-const ANSWER_LIMIT: u64 = 64 << 10;
+const ANSWER_LIMIT: usize = 64 << 10;
 
-/// Has an image imported into the user's store, unless it is there, by the importer that `program` starts. Answers with the
-/// image's file, and its name with the digest of its manifest.
-pub fn import(
-    program: Command,
-    reference: &Reference,
-    config: &Source,
-) -> Result<(PathBuf, Reference), Failure> {
-    match ask(program, &[], reference, config)? {
+/// An importer that can be asked once.
+pub struct ImporterProcess<'a> {
+    /// Starts it.
+    pub program: Command,
+    /// Where mizzen.toml is.
+    pub config: &'a Source,
+    /// Done now and then while it works.
+    pub meanwhile: &'a mut dyn FnMut(),
+}
+
+/// Has an image imported into the user's store, unless it is there. Answers with the image's file, and its name with the digest of
+/// its manifest.
+pub fn import(process: ImporterProcess, reference: &Reference) -> Result<(PathBuf, Reference), Failure> {
+    match ask(process, &[], reference)? {
         (Some(path), reference) => Ok((path, reference)),
         (None, _) => Err(bad_answer("no path")),
     }
 }
 
 /// Has the importer find out which manifest a name means: the name with its digest.
-pub fn resolve(program: Command, reference: &Reference, config: &Source) -> Result<Reference, Failure> {
-    ask(program, &[RESOLVE_ONLY], reference, config).map(|(_, reference)| reference)
+pub fn resolve(process: ImporterProcess, reference: &Reference) -> Result<Reference, Failure> {
+    let (_, found) = ask(process, &[RESOLVE_ONLY], reference)?;
+    // Whose credentials are wanted is not in an answer.
+    Ok(Reference { user: reference.user.clone(), ..found })
 }
 
 /// The importer's answer, which the others read.
@@ -56,29 +67,46 @@ pub fn encode_answer(path: Option<&Path>, reference: &Reference) -> String {
 }
 
 fn ask(
-    mut program: Command,
+    process: ImporterProcess,
     options: &[&str],
     reference: &Reference,
-    config: &Source,
 ) -> Result<(Option<PathBuf>, Reference), Failure> {
+    let ImporterProcess { mut program, config, meanwhile } = process;
     program.args([COMMAND, FOR_SLURM]).args(options);
     if let Source::Named(path) = config {
         program.arg(CONFIG).arg(path);
     }
     program.arg(reference.text_with_user()).stdin(Stdio::null()).stdout(Stdio::piped());
     let shown = quote(program.get_program().as_bytes());
-    let failed = |error: std::io::Error| Failure::caused_by(format!("cannot run {shown}"), error);
+    let failed = |error: io::Error| Failure::caused_by(format!("cannot run {shown}"), error);
     let mut child = program.spawn().map_err(failed)?;
-    let mut answer = Vec::new();
     // The pipe is closed when this has been read: an importer that talks on and on ends, too.
-    let read = child.stdout.take().map(|pipe| pipe.take(ANSWER_LIMIT).read_to_end(&mut answer));
+    let answer = child.stdout.take().map(|pipe| read_answer(pipe, meanwhile)).transpose();
     let ended = child.wait().map_err(failed)?;
-    read.transpose().map_err(failed)?;
+    let answer = answer.map_err(failed)?.unwrap_or_default();
     let (path, found) = decode_answer(ended, &answer)?;
     if !is_same(reference, &found) {
         return Err(bad_answer("it is about another image"));
     }
     Ok((path, found))
+}
+
+/// Reads to the end, or as much as an answer may have.
+fn read_answer(mut pipe: ChildStdout, meanwhile: &mut dyn FnMut()) -> io::Result<Vec<u8>> {
+    let (mut answer, mut buffer) = (Vec::new(), [0; 1024]);
+    while answer.len() < ANSWER_LIMIT {
+        if poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], PollTimeout::from(100_u8)) == Ok(0) {
+            meanwhile();
+            continue;
+        }
+        match pipe.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(answer)
 }
 
 fn decode_answer(ended: ExitStatus, answer: &[u8]) -> Result<(Option<PathBuf>, Reference), Failure> {
@@ -122,14 +150,18 @@ mod tests {
     }
 
     /// A shell script for an importer.
-    fn script(text: &str) -> Command {
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", text, "importer"]);
-        command
+    fn ask_script<T>(
+        text: &str,
+        config: &Source,
+        ask: fn(ImporterProcess, &Reference) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut program = Command::new("/bin/sh");
+        program.args(["-c", text, "importer"]);
+        ask(ImporterProcess { program, config, meanwhile: &mut || {} }, &reference())
     }
 
     fn import_by(text: &str) -> Result<(PathBuf, Reference), Failure> {
-        import(script(text), &reference(), &Source::Named("/etc/m.toml".into()))
+        ask_script(text, &Source::Named("/etc/m.toml".into()), import)
     }
 
     #[test]
@@ -141,7 +173,8 @@ mod tests {
         assert_eq!(import_by(&answer), Ok(("/store/a b.sqsh".into(), pinned.clone())));
         let words = "import --for-slurm --resolve-only docker://me@host.io/a/b:c";
         let answer = format!("test \"$*\" = '{words}' && printf %s '{}'", encode_answer(None, &pinned));
-        assert_eq!(resolve(script(&answer), &reference(), &Source::Default), Ok(pinned));
+        let resolved = Reference { user: Some("me".to_owned()), ..pinned };
+        assert_eq!(ask_script(&answer, &Source::Default, resolve), Ok(resolved));
     }
 
     #[test]
@@ -172,7 +205,8 @@ mod tests {
         ] {
             assert_eq!(import_by(&answer).unwrap_err().message, message, "{answer}");
         }
-        let missing = import(Command::new("/nonexistent/x"), &reference(), &Source::Default);
+        let (program, config) = (Command::new("/nonexistent/x"), &Source::Default);
+        let missing = import(ImporterProcess { program, config, meanwhile: &mut || {} }, &reference());
         assert_eq!(missing.unwrap_err().message, "cannot run /nonexistent/x: No such file or directory");
     }
 }

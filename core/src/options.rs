@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::failure::quote;
+use crate::failure::{quote, quote_reference};
 
 /// One `--mount`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,8 +57,10 @@ pub fn parse_mounts(text: &OsStr) -> Result<Vec<MountOption>, Failure> {
 }
 
 fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
+    // Somebody may try to mount what only an image can be: docker://user:password@host/image.
+    let shown = quote_reference(part);
     let bad = |why: &str| {
-        Failure::new(format!("\"{}\": {why}", quote(part))).hint("write SRC:DST:FLAGS with FLAGS like ro+noexec (ro, rw, noexec, squashfs, size=); several joined by commas")
+        Failure::new(format!("\"{shown}\": {why}")).hint("write SRC:DST:FLAGS with FLAGS like ro+noexec (ro, rw, noexec, squashfs, size=); several joined by commas")
     };
     if part.iter().any(u8::is_ascii_control) {
         return Err(bad("control character"));
@@ -97,6 +99,7 @@ fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
             "squashfs" => squashfs = true,
             _ => match word.strip_prefix("size=") {
                 Some(limit) => size = Some(parse_size(limit).map_err(|failure| bad(&failure.message))?),
+                None if shown != quote(part) => return Err(bad("unknown flag")),
                 None => return Err(bad(&format!("unknown flag \"{}\"", quote(word.as_bytes())))),
             },
         }
@@ -150,6 +153,15 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 }
 
 impl MountOption {
+    /// The path that somebody else could not find.
+    pub fn relative(&self) -> Option<&Path> {
+        let paths = match &self.source {
+            MountSource::Bind(path) | MountSource::Squashfs(path) => [path, &self.target],
+            MountSource::Tmpfs(_) => [&self.target; 2],
+        };
+        paths.into_iter().find(|path| !path.is_absolute()).map(PathBuf::as_path)
+    }
+
     /// Relative paths belong to `directory`.
     pub fn absolute(mut self, directory: &Path) -> MountOption {
         if let MountSource::Bind(path) | MountSource::Squashfs(path) = &mut self.source {
@@ -288,6 +300,9 @@ mod tests {
             ("/", "\"/\": the destination is the root itself"),
             ("/a:/b\n", "\"/a:/b\\n\": control character"),
             ("/a:/b:size=1G", "\"/a:/b:size=1G\": size= belongs to tmpfs"),
+            ("docker://u:secret@host", "\"docker://…@host\": unknown flag"),
+            ("docker://u:secret@host/i:/x", "\"docker://…@host/i:/x\": more than three parts"),
+            ("u:secret@host/i:/x", "\"…@host/i:/x\": the destination is not absolute"),
         ];
         for (text, expected) in cases {
             let failure = parse(text).unwrap_err();

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::digest::split_pin;
 use crate::failure::quote;
-use crate::request::quote_reference;
+use crate::failure::quote_reference;
 use crate::{Digest, Failure};
 
 /// Docker Hub, as users call it. Its server has another name, which is the importer's business.

@@ -36,7 +36,7 @@ fn check_one(host: &str, registry: &RegistryConfig) -> Result<(), Failure> {
     check_host(host)?;
     if let Some(mirror) = registry.mirrors.iter().find(|mirror| !is_address(mirror)) {
         // What stands before an @ may be a password.
-        let shown = crate::request::quote_reference(mirror.as_bytes());
+        let shown = crate::failure::quote_reference(mirror.as_bytes());
         return Err(Failure::new(format!("mirrors: \"{shown}\" is not the address of a registry"))
             .hint("write https://HOST[:PORT][/PATH], without a user, a password or a query"));
     }

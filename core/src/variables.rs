@@ -3,7 +3,7 @@
 //! reads them in the job's, where the client had no mizzen to do so.
 
 use crate::failure::quote;
-use crate::request::quote_reference;
+use crate::failure::quote_reference;
 use crate::settings::Key;
 use crate::{Failure, Settings};
 

@@ -118,7 +118,7 @@ fn images(command: ImagesCommand) -> Result<Outcome, Failure> {
             } else {
                 select(&all, &images)?
             };
-            commands::update(&chosen, &store, &account, quiet, &config)
+            commands::update(&chosen, &account, quiet, &config)
         }
     }
 }

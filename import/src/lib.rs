@@ -3,13 +3,27 @@
 //!
 //! Runs as the user, on any machine.
 
+pub mod assemble;
 mod commands;
+mod conversion;
+pub mod decompress;
 mod dispatch;
+pub mod export;
+pub mod failures;
+pub mod fuzz;
 mod images;
+pub mod import;
 pub mod interrupt;
+pub mod layer;
+pub mod manifest;
 pub mod output;
 pub mod progress;
+pub mod registry;
+pub mod replay;
+pub mod source;
 pub mod store;
+pub mod tar;
+mod whiteout;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use mizzen_core::config::{DEFAULT_PATH, Source};
-use mizzen_core::failure::FailureKind;
+use mizzen_core::failure::{FailureKind, quote};
 use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
@@ -164,7 +164,12 @@ fn cache(command: &CacheCommand, json: bool) -> ExitCode {
 fn check_config(file: Option<&Path>) -> Result<(), Failure> {
     let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     let source = file.map_or(Source::Default, |file| Source::Named(absolute(file)));
-    Config::load(&source)?;
+    let config = Config::load(&source)?;
+    if let Some(name) = config.policy.unknown_owner() {
+        let name = quote(name.as_bytes());
+        return Err(Failure::new(format!("policy: owners: \"{name}\" is not in /etc/passwd"))
+            .hint("users from other name services are written by their number (`id -u NAME`)"));
+    }
     if file.is_none() {
         host_libraries::check_rules()?;
     }

@@ -185,7 +185,11 @@ fn request(bytes: &[u8]) -> bool {
 fn handover(bytes: &[u8]) -> bool {
     let _ = Outcome::decode(bytes);
     let Ok(handover) = Handover::decode(bytes) else { return false };
-    assert!(Handover::decode(handover.encode().as_bytes()).is_ok());
+    // One that is longer than a variable can be goes nowhere.
+    assert!(
+        handover.encode().is_err()
+            || handover.encode().is_ok_and(|text| Handover::decode(text.as_bytes()).is_ok())
+    );
     true
 }
 

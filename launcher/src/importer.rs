@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use mizzen_core::config::{ImportWhen, Source};
 use mizzen_core::find_image::{Importer, refused_by_key};
+use mizzen_core::importer::ImporterProcess;
 use mizzen_core::request::ImageSource;
 use mizzen_core::{Failure, Reference, image_store, importer};
 use nix::sys::prctl::set_pdeathsig;
@@ -56,11 +57,11 @@ pub struct ChildImporter<'a> {
 
 impl Importer for ChildImporter<'_> {
     fn resolve(&mut self, reference: &Reference) -> Result<Reference, Failure> {
-        importer::resolve(own_command()?, reference, &Source::Default)
+        ask(reference, &Source::Default, importer::resolve)
     }
 
     fn import(&mut self, reference: &Reference) -> Result<(PathBuf, Reference), Failure> {
-        importer::import(own_command()?, reference, &Source::Default)
+        ask(reference, &Source::Default, importer::import)
     }
 
     fn store(&self) -> Result<PathBuf, Failure> {
@@ -68,17 +69,21 @@ impl Importer for ChildImporter<'_> {
     }
 }
 
-/// This program once more, which then becomes the importer.
-fn own_command() -> Result<Command, Failure> {
+/// Starts this program once more, which then becomes the importer.
+fn ask<T>(
+    reference: &Reference,
+    config: &Source,
+    ask: impl Fn(ImporterProcess, &Reference) -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::caused_by("cannot find the importer: /proc/self/exe", error))?;
-    let mut command = Command::new(own);
-    command.arg0("mizzen");
+    let mut program = Command::new(own);
+    program.arg0("mizzen");
     // Of all tasks and nodes that wait, one shows the progress.
     if !speaks_for_step() {
-        command.stderr(Stdio::null());
+        program.stderr(Stdio::null());
     }
-    Ok(command)
+    ask(ImporterProcess { program, config, meanwhile: &mut || {} }, reference)
 }
 
 /// The file of the container's image, which is imported first if the node is to do that. What the site says of images in
@@ -100,8 +105,7 @@ pub fn obtain(options: &RunOptions) -> Result<PathBuf, Failure> {
         (ImageSource::Stored { path, reference }, _) => check(reference).map(|()| path.clone()),
         (ImageSource::Unfetched(reference), ImportWhen::Node) => {
             check(reference)?;
-            let imported = importer::import(own_command()?, reference, &options.import.config);
-            imported.map(|(path, _)| path)
+            ask(reference, &options.import.config, importer::import).map(|(path, _)| path)
         }
     }
 }

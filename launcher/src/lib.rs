@@ -9,7 +9,7 @@ mod find_image;
 pub mod fuzz;
 mod host;
 mod host_libraries;
-mod image;
+pub mod image;
 mod importer;
 mod inspect;
 mod manual;

@@ -16,6 +16,7 @@
 //! Runs as the user on the host, and from `build` on in the container's namespaces.
 
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mizzen_core::request::ImageSource;
@@ -36,7 +37,7 @@ use crate::{host_libraries, importer, raised_limits, trace};
 
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Failure> {
-    let reporter = Box::new(StderrReporter { program: std::process::id() });
+    let reporter = Box::new(StderrReporter::for_this_process());
     let Prepared { plan, sources } = prepare(options, &Host::detect(), reporter)?;
     plan.notes.iter().for_each(|note| report_note(note));
     if plan.unshare.pid {
@@ -52,7 +53,8 @@ pub fn run(options: &RunOptions) -> Result<i32, Failure> {
 /// Everything but the side effects, for `mizzen plan`: the image is read where it is, and nothing is served.
 pub fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
-    make_plan(&options, &stage_and_load(&options)?, &Host::detect()).map(|(plan, _)| plan)
+    let image = stage_and_load(&import(&options)?, &options)?;
+    make_plan(&options, &image, &Host::detect()).map(|(plan, _)| plan)
 }
 
 /// A container that is about to be made.
@@ -63,9 +65,10 @@ pub struct Prepared {
     pub sources: Sources,
 }
 
-/// Stages, loads, serves and plans.
+/// Imports, stages, loads, serves and plans.
 pub fn prepare(options: &RunOptions, host: &Host, reporter: Box<dyn Reporter>) -> Result<Prepared, Failure> {
-    let image = info_span!("stage").in_scope(|| stage_and_load(options))?;
+    let path = import(options)?;
+    let image = info_span!("stage").in_scope(|| stage_and_load(&path, options))?;
     info_span!("plan").in_scope(|| {
         let watch = Watch::new(reporter)?;
         let root = serve(&image, options, host, &watch)?;
@@ -85,14 +88,18 @@ pub fn summary(plan: &Plan) -> String {
     known.map_or_else(String::new, |known| format!("{known}, ")) + &trace::phases()
 }
 
-fn stage_and_load(options: &RunOptions) -> Result<Loaded, Failure> {
+/// The image's path. Where it is imported first, that is a part of the start that is told of.
+fn import(options: &RunOptions) -> Result<PathBuf, Failure> {
+    match &options.image {
+        ImageSource::Unfetched(_) => info_span!("import").in_scope(|| importer::obtain(options)),
+        ImageSource::File { .. } | ImageSource::Stored { .. } => importer::obtain(options),
+    }
+}
+
+fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> {
     limits::check_memory()?;
-    let path = match &options.image {
-        ImageSource::Unfetched(_) => info_span!("import").in_scope(|| importer::obtain(options))?,
-        _ => importer::obtain(options)?,
-    };
     let requirements = Requirements::new(&options.image, &options.policy);
-    let StagedImage { opened, digest, provenance } = stage(&path, &requirements, &options.staging)?;
+    let StagedImage { opened, digest, provenance } = stage(path, &requirements, &options.staging)?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
     let of_manifest = options.image.reference().and_then(|reference| reference.digest);
     Loaded::new(opened, of_manifest.or(digest))

@@ -5,10 +5,10 @@ use std::env::{var_os, vars_os};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{quote, quote_reference};
 use mizzen_core::find_image::ImageFinder;
 use mizzen_core::precedence::{self, ImageLookup, ImageOption, TypedOptions};
-use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE, quote_reference};
+use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Failure, Request, Settings, Variables};

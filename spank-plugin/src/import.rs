@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use mizzen_core::config::Source;
 use mizzen_core::find_image::Importer;
+use mizzen_core::importer::ImporterProcess;
 use mizzen_core::{Failure, Reference, image_store, importer};
 
 use crate::state::State;
@@ -45,7 +45,7 @@ impl Importer for ClientImporter<'_> {
 fn ask_once<T: Clone>(
     reference: &Reference,
     known: impl Fn(&State) -> Vec<(Reference, T)>,
-    ask: impl Fn(Command, &Reference, &Source) -> Result<T, Failure>,
+    ask: impl Fn(ImporterProcess, &Reference) -> Result<T, Failure>,
     remember: impl Fn(&mut State, (Reference, T)),
 ) -> Result<T, Failure> {
     let answers = known(&state::lock());
@@ -55,9 +55,11 @@ fn ask_once<T: Clone>(
     // Before the image is fetched, and not only afterwards.
     client::check_command()?;
     let (launcher, config) = (spank::launcher()?, state::lock().config_source()?);
-    let mut command = Command::new(OsStr::from_bytes(launcher.as_bytes()));
-    command.arg0(LAUNCHER);
-    let answer = ask(command, reference, &config)?;
+    let mut program = Command::new(OsStr::from_bytes(launcher.as_bytes()));
+    program.arg0(LAUNCHER);
+    let mut interruptible = spank::Interruptible::new();
+    let meanwhile = &mut || interruptible.renew();
+    let answer = ask(ImporterProcess { program, config: &config, meanwhile }, reference)?;
     remember(&mut state::lock(), (reference.clone(), answer.clone()));
     Ok(answer)
 }

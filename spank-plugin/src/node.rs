@@ -145,7 +145,7 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
         role,
         program: spank.replace_program(&launcher)?,
     };
-    spank.set_job_variable(handover::VARIABLE, &handover.encode())?;
+    spank.set_job_variable(handover::VARIABLE, &handover.encode()?)?;
     for fd in ends.descriptors().into_iter().chain(namespace.as_ref().map(AsFd::as_fd)) {
         spank::keep_through_exec(fd);
     }
@@ -153,14 +153,17 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
     Ok(())
 }
 
-/// slurmstepd, when a task has ended: tells the user why the step has failed, where no task could.
+/// slurmstepd, when a task has ended: tells the user why the step has failed, where no task could. Slurm's log has it in any case.
 pub fn report_failure() -> Result<(), Failure> {
     let mut state = state::lock();
     let failed =
         state.channel.as_ref().filter(|_| !state.told).and_then(|channel| channel.report().failure());
-    if let Some(failed) = failed.filter(|failed| !failed.told) {
+    if let Some(failed) = failed {
         state.told = true;
-        spank::report(&failed.failure);
+        match failed.told {
+            true => spank::log_info(&failed.failure.message),
+            false => spank::report(&failed.failure),
+        }
     }
     Ok(())
 }
@@ -171,9 +174,6 @@ pub fn close_channel(spank: &Spank) -> Result<(), Failure> {
     let Some(channel) = state::lock().channel.take() else { return Ok(()) };
     if let Some(ready) = channel.report().ready() {
         spank::log_info(&ready);
-    }
-    if let Some(failed) = channel.report().failure().filter(|failed| failed.told) {
-        spank::log_info(&failed.failure.message);
     }
     channel.close(spank.identity().ok().map(|(uid, gid, _)| (uid, gid)));
     Ok(())

@@ -47,7 +47,7 @@ pub struct State {
     pub asked: Option<Result<Option<Request>, Failure>>,
     /// Node: the step's channel.
     pub channel: Option<StepdChannel>,
-    /// slurmstepd: the user has been told why the step failed.
+    /// slurmstepd: the user has been told why the step failed, and Slurm's log has it.
     pub told: bool,
     /// The first task of a step: the container's user namespace.
     pub user_namespace: Option<OwnedFd>,

@@ -35,7 +35,15 @@ fn clients_without_mizzen_are_heard(release: Release) {
         "/x/a.sqsh\n",
     );
     for (variable, message) in [
-        ("MIZZEN_CONTAINER_MOUNTS=data:/x", "node1: MIZZEN_CONTAINER_MOUNTS: data:/x:rw is not absolute"),
+        // Nothing else of what may hold a password.
+        (
+            "MIZZEN_CONTAINER_MOUNTS=/shared:/y,data:/x",
+            "node1: MIZZEN_CONTAINER_MOUNTS: data is not absolute",
+        ),
+        (
+            "MIZZEN_CONTAINER_MOUNTS=/shared,'u\\:secret@h:/x'",
+            "node1: MIZZEN_CONTAINER_MOUNTS: …@h is not absolute",
+        ),
         ("MIZZEN_CONTAINER_WRITABLE=x", "node1: MIZZEN_CONTAINER_WRITABLE: \"x\" is not a size"),
         ("MIZZEN_CONTAINER_MOUNT=/x", "node1: MIZZEN_CONTAINER_MOUNT: there is no such variable"),
         ("MIZZEN_CONTAINER_IMAGE=/shared/b.sqsh", "two images for one container"),

@@ -5,7 +5,13 @@ use mizzen_tests::check::{CONTAINER_OPTIONS, assert_failed_closed, assert_out, o
 use mizzen_tests::spec::PLUGIN;
 use mizzen_tests::{Cluster, Release, Spec, User, on_every_release};
 
-on_every_release!(fails_closed, trusts_no_client, a_job_outlives_its_image, survives_panics);
+on_every_release!(
+    fails_closed,
+    trusts_no_client,
+    a_job_outlives_its_image,
+    survives_panics,
+    a_node_is_called_as_slurm_calls_it,
+);
 
 /// Four tasks on each of two nodes with these options fail, and each node tells why, once; the same in a batch script
 /// and in the step of an allocation. The message is the one of `NODE`.
@@ -187,4 +193,23 @@ fn survives_panics(release: Release) {
     assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
     let left = "for i in $(seq 100); do pgrep slurmstepd || exit 0; sleep 0.1; done; exit 1";
     assert_eq!(cluster.run_on("node1", User::Root, left).code, 0, "a step is left");
+}
+
+/// The host's name is another one: `NodeName=node1 NodeHostname=rack7`.
+fn a_node_is_called_as_slurm_calls_it(release: Release) {
+    let cluster = with_images(one_node(release, "node-name"));
+    cluster.run("cp /shared/a.sqsh /tmp/gone.sqsh");
+    assert_out(&cluster.run_on("node1", User::Root, "hostname rack7; hostname"), 0, "rack7\n");
+    assert_out(&cluster.run("srun -Q --container-image=/shared/a.sqsh hostname"), 0, "rack7\n");
+    let failed = cluster.run("srun -n2 --container-image=/tmp/gone.sqsh touch /shared/marker");
+    let message = "mizzen: node1: /tmp/gone.sqsh: No such file or directory";
+    assert_failed_closed(&cluster, "another host name", &failed, &failed.stderr, message);
+    // What the watcher of a file server says, through slurmstepd.
+    let killed = cluster.run(
+        "srun --container-image=/shared/a.sqsh sleep 100 & until pgrep -x sleep > /dev/null && server=$(pgrep -x mizzen-fuse); \
+         do sleep 0.02; done; sleep 0.1; kill -KILL $server; wait $!",
+    );
+    let message = "mizzen: node1: /shared/a.sqsh: its file server was killed";
+    assert_eq!(killed.stderr.matches(message).count(), 1, "{release}: {}", killed.text());
+    assert!(!killed.stderr.contains("rack7"), "{release}: {}", killed.text());
 }

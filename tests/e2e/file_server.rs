@@ -95,7 +95,8 @@ fn the_watcher_keeps_nothing_open_and_ends_with_the_container() {
          grep -E '^(CapEff|NoNewPrivs)' /proc/$pid/status; grep -c '^SigBlk:.fffffff.7ffbfeff$' /proc/$pid/status; [ $(readlink /proc/$pid/ns/mnt) = $(readlink /proc/self/ns/mnt) ] && echo outside; \
          pgrep -P $pid -x mizzen-fuse | wc -l; done; kill %1"
     ));
-    let one = "/\n/dev/null\n/dev/null\n/dev/null\n/shared/bb.sqsh\nsocket\nsocket\nanon_inode\n\
+    // The pipe is the place of the standard error: not open, so that nobody waits for its end.
+    let one = "/\n/dev/null\n/dev/null\n/dev/null\n/shared/bb.sqsh\nsocket\nsocket\nanon_inode\npipe\n\
                1\nCapEff:\t0000000000000000\nNoNewPrivs:\t1\noutside\n1\n";
     let lines = |text: &str| {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -151,6 +152,16 @@ fn a_file_server_that_dies_is_told_and_ends_the_container() {
         let at = rest.find(part).unwrap_or_else(|| panic!("{part}: {}", run.text()));
         rest = &rest[at + part.len()..];
     }
+    // A program that lacks a page of its own is gone before the watcher looks: here that is stopped meanwhile.
+    let run = run_in_time(
+        &cluster,
+        &format!(
+            "(mizzen run /shared/bb.sqsh sleep 100 & {SERVER}; watcher=$(pgrep -P $! -x mizzen-watch || pgrep -x mizzen-watch); \
+             kill -STOP $watcher; kill -KILL $server $!; wait $!; kill -CONT $watcher; sleep 2) 2>&1 | cat >&2; exit 137"
+        ),
+    );
+    assert_told(&run, killed.0, killed.1);
+    empty.assert_again(&cluster, "a program that is gone");
     // Of two servers, that of a data mount, which nothing has waited for yet.
     cluster.share("data.sqsh", &image("data", &[])).unwrap();
     let run = run_in_time(

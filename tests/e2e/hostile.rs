@@ -45,7 +45,7 @@ fn what_is_not_an_image_is_named() {
         ("/tmp/dangling", "hint: it is a symbolic link to nowhere, which is not there on this node"),
         ("/tmp/nothing", "no such image; tried /tmp/nothing"),
         ("/tmp/secret", "/tmp/secret: Permission denied"),
-        ("docker://x", "cannot fetch images from docker://"),
+        ("https://x", "cannot fetch images from https://"),
     ] {
         refused(&cluster, image, message);
     }

@@ -1,7 +1,8 @@
 //! What another user of the node can do, and what one does to one's own containers: nothing of it reaches anybody else.
 
 use mizzen_tests::check::{
-    assert_failed, assert_out, machine, one_node, run_in_time, start_with_busybox, with_busybox, with_images,
+    Emptiness, assert_failed, assert_out, machine, one_node, run_in_time, start_with_busybox, with_busybox,
+    with_images,
 };
 use mizzen_tests::images::{ImageTree, c_program};
 use mizzen_tests::{Cluster, Release, Spec, User, on_every_release};
@@ -139,20 +140,78 @@ fn a_program_without_its_first_thread_is_ended() {
 }
 
 /// Licensed programs of the node: the user may execute them, and the kernel shows nothing of them.
+fn with_licensed(name: &str) -> Cluster {
+    let cluster = with_busybox(name);
+    let licensed = "mkdir /opt/licensed && cp $(command -v sleep) /opt/licensed/solver && chmod 711 /opt/licensed/solver";
+    for machine in ["ctl", "node1"] {
+        assert_out(&cluster.run_on(machine, User::Root, licensed), 0, "");
+    }
+    cluster
+}
+
+/// What the program needs inside.
+const LICENSED: [&str; 4] =
+    ["/opt/licensed:/opt/licensed", "/lib:/lib", "/lib64:/lib64", "/usr/lib:/usr/lib"];
+
+/// Kills the file server when `count` of them run. Prints who of them is left after five seconds, and how the job in the
+/// background ends.
+fn kill_server(count: u32) -> String {
+    format!(
+        "until [ \"$(pgrep -c -x solver)\" = {count} ]; do sleep 0.05; done; pkill -KILL -u alice -x mizzen-fuse; \
+         for i in $(seq 50); do pgrep -x solver > /dev/null || break; sleep 0.1; done; pgrep -l -x solver; pkill -KILL -x solver; \
+         wait $!; echo $?"
+    )
+}
+
 #[test]
 fn a_program_that_cannot_be_read_is_ended() {
-    let cluster = with_busybox("unreadable");
-    let licensed = "mkdir /opt/licensed && cp $(command -v sleep) /opt/licensed/solver && chmod 711 /opt/licensed/solver";
-    assert_out(&cluster.run_on("ctl", User::Root, licensed), 0, "");
-    let libraries = "-m /opt/licensed -m /lib:/lib -m /lib64:/lib64 -m /usr/lib:/usr/lib";
-    let ended = run_in_time(
-        &cluster,
-        &format!(
-            "mizzen run {libraries} /shared/bb.sqsh /opt/licensed/solver 1000 & until pgrep -x solver > /dev/null; do sleep 0.05; done; \
-             pkill -KILL -u alice -x mizzen-fuse; wait $!; echo $?"
-        ),
-    );
-    assert_eq!(ended.stdout, "137\n", "{}", ended.text());
+    let cluster = with_licensed("unreadable");
+    let empty = Emptiness::of(&cluster, &["ctl"]);
+    // Alone; a child, and one that has left its parent and its session; in the kinds of roots that there are, and in a
+    // namespace of mounts of its own, which any user can make.
+    let child = "sh -c \"/opt/licensed/solver 1000 & (setsid /opt/licensed/solver 1000 &) ; wait\"";
+    let apart = "unshare -U -m /opt/licensed/solver 1000";
+    for (count, options, program) in [
+        (1, "", "/opt/licensed/solver 1000"),
+        (2, "", child),
+        (2, "--writable", child),
+        (2, "--unshare pid", child),
+        (2, "-m /shared/bb.sqsh:/mnt:squashfs", child),
+        (1, "", &format!("sh -c \"{apart}; true\"")),
+    ] {
+        let ended = run_in_time(
+            &cluster,
+            &format!(
+                "mizzen run -m {} {options} /shared/bb.sqsh {program} & {}",
+                LICENSED.join(" -m "),
+                kill_server(count)
+            ),
+        );
+        assert_eq!(ended.stdout, "137\n", "{options} {program}: {}", ended.text());
+        // Of one that is alone the kernel does not give the standard error.
+        let told = ended.stderr.matches("its file server was killed").count();
+        assert_eq!(told, usize::from(program.starts_with("sh")), "{options} {program}: {}", ended.text());
+        empty.assert_again(&cluster, &format!("{options} {program}"));
+    }
+}
+
+/// The same for all tasks of a step, of which the watcher holds the first alone.
+#[test]
+fn a_step_whose_programs_cannot_be_read_is_ended() {
+    let cluster = with_licensed("unreadable-step");
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    let mounts = LICENSED.join(",");
+    let step = format!("srun -n3 --container-mounts={mounts} --container-image=/shared/bb.sqsh");
+    for (count, program) in [
+        (3, "/opt/licensed/solver 1000"),
+        (2, "sh -c '[ $SLURM_PROCID = 0 ] || exec /opt/licensed/solver 1000; sleep 1000'"),
+    ] {
+        let ended = run_in_time(&cluster, &format!("{step} {program} & {}", kill_server(count)));
+        assert_eq!(ended.stdout, "137\n", "{program}: {}", ended.text());
+        let told = "mizzen: node1: /shared/bb.sqsh: its file server was killed, so the container was ended";
+        assert_eq!(ended.stderr.matches(told).count(), 1, "{program}: {}", ended.text());
+        empty.assert_again(&cluster, program);
+    }
 }
 
 /// What names the container on the node is no place for a variable of the user's own.

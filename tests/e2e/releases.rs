@@ -80,7 +80,7 @@ fn refuses_bad_requests_before_submission(release: Release) {
         ("=/dev/zero", "/dev/zero: not an image (is a character device)"),
         ("=/shared/page.sqsh", "/shared/page.sqsh: not an image (starts with \"<!DO\", looks like HTML)"),
         ("=foo://x/y", "foo://x/y: cannot fetch images from foo://"),
-        ("=docker://me:secret@registry/x", "docker://…@registry/x: cannot fetch images from docker://"),
+        ("=docker://me:secret@registry/x", "docker://…@registry/x: a password in a name"),
     ];
     for requirement in ["required", "optional"] {
         cluster.set_plugstack(&[&format!("{requirement} {PLUGIN}")]).unwrap();

@@ -80,6 +80,22 @@ fn kills_and_errors_leave_no_wrong_copy() {
     }
 }
 
+/// What was not copied completely is found out before it is copied again.
+#[test]
+fn an_image_that_is_not_whole_leaves_no_copy() {
+    let cluster = cluster("not-whole", TOML);
+    cluster.run("head -c 100000 /shared/a.sqsh > /shared/half.sqsh");
+    let damaged = "mizzen: /shared/half.sqsh: truncated: the header says ";
+    assert_failed(&on_node(&cluster, "mizzen stage /shared/half.sqsh"), 1, damaged);
+    let left = on_node(&cluster, &format!("ls {CACHE} | grep -E '^(sha256|temporary|broken)'"));
+    assert_eq!(left.stdout, "", "{}", left.text());
+    // Nor do users copy it.
+    assert_failed(&cluster.run("mizzen stage /shared/half.sqsh"), 1, damaged);
+    let step = cluster.run("srun --container-stage=always --container=/shared/half.sqsh true");
+    assert_failed(&step, 125, "mizzen: node1: /shared/half.sqsh: truncated: the header says ");
+    assert_eq!(own_copies(&cluster), 0);
+}
+
 /// A slow way to /shared on the node, so that there is a copy in the making.
 fn slow_source(cluster: &Cluster) {
     cluster.run_as_root("ln -s /shared /slow");

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use mizzen_tests::check::{assert_failed, assert_out};
-use mizzen_tests::images::ImageTree;
-use mizzen_tests::{Cluster, Output, Release, Spec, User};
+use mizzen_tests::images::{ImageTree, c_program};
+use mizzen_tests::{Cluster, Output, Release, Spec, User, without_waiting};
 
 /// One node, so that what is left on it can be seen.
 fn start(name: &str) -> Cluster {
@@ -27,10 +27,12 @@ fn with_image(cluster: Cluster) -> Cluster {
 fn batch(cluster: &Cluster, script: &str) -> Output {
     let script = if script.starts_with("#!") { script.to_owned() } else { format!("#!/bin/sh\n{script}\n") };
     let quoted = script.replace('\'', r"'\''");
-    cluster.run(&format!(
+    let done = cluster.run(&format!(
         "export PATH=$HOME/bin:$PATH; rm -f out; printf %s '{quoted}' > job.sh; \
          sbatch --quiet --wait --output=out --container=/shared/bb.sqsh job.sh >/dev/null; code=$?; cat out; exit $code"
-    ))
+    ));
+    // Both streams of the script are in its output.
+    Output { stdout: without_waiting(&done.stdout), ..done }
 }
 
 /// No process of Alice's is on the node, soon.
@@ -340,19 +342,24 @@ unset SLURM_MIZZEN_HOST; srun hostname 2>&1; echo "code $?"
     assert!(missing.stdout.ends_with("code 127\n"), "{}", missing.text());
 }
 
-#[test]
-fn other_users_are_kept_out() {
-    let cluster = start("command-users");
+/// Starts a batch job of Alice's, and returns the name of its helper.
+fn start_helper(cluster: &Cluster) -> String {
     cluster.run(
         "printf '#!/bin/sh\\necho $SLURM_MIZZEN_HOST > name.new; mv name.new name; sleep 100\\n' > job.sh; \
          sbatch --quiet --output=out --container=/shared/bb.sqsh job.sh",
     );
-    let name = (0..100)
+    (0..100)
         .find_map(|_| {
             std::thread::sleep(Duration::from_millis(100));
             Some(cluster.run("cat name 2>/dev/null").stdout.trim().to_owned()).filter(|name| !name.is_empty())
         })
-        .expect("the job starts");
+        .expect("the job starts")
+}
+
+#[test]
+fn other_users_are_kept_out() {
+    let cluster = start("command-users");
+    let name = start_helper(&cluster);
     let by_hand = |user: User, words: &str| {
         let script = format!(
             "mkdir -p /tmp/{u}; ln -sf /usr/bin/mizzen /tmp/{u}/srun; export SLURM_MIZZEN_HOST={name}; {words}",
@@ -385,6 +392,41 @@ fn other_users_are_kept_out() {
                  connect($s, pack(\"S a*\", AF_UNIX, \"\\0$ENV{SLURM_MIZZEN_HOST}\")) or die; $SIG{PIPE} = \"IGNORE\"; \
                  syswrite($s, $text); shutdown($s, 1); 1 while sysread($s, my $x, 100); }'; /tmp/alice/srun --version | cut -d. -f1";
     assert_out(&by_hand(User::Alice, noise), 0, "slurm-wlm 22\n");
+    cluster.run("scancel --user=alice");
+    assert_nothing_left(&cluster);
+}
+
+/// To close what another user has sent can take as long as that user likes.
+#[test]
+fn other_users_cannot_keep_the_helper_busy() {
+    let cluster = start("command-linger");
+    cluster.share("linger", &c_program("linger").unwrap()).unwrap();
+    cluster.run_as_root("chmod 755 /shared/linger");
+    let name = start_helper(&cluster);
+    let served = || {
+        cluster.run_on(
+            "node1",
+            User::Alice,
+            &format!(
+                "ln -sf /usr/bin/mizzen /tmp/srun; SLURM_MIZZEN_HOST={name} timeout 10 /tmp/srun --version | cut -d. -f1"
+            ),
+        )
+    };
+    assert_out(&served(), 0, "slurm-wlm 22\n");
+    // A few that it keeps open, and more than it would.
+    for count in [1, 10, 200] {
+        let sent = cluster.run_on(
+            "node1",
+            User::Bob,
+            &format!("/shared/linger {name} {count} > ~/sent 2> /dev/null < /dev/null & for i in $(seq 100); do grep -s sent ~/sent && break; sleep 0.1; done"),
+        );
+        assert_out(&sent, 0, "sent\n");
+        assert_out(&served(), 0, "slurm-wlm 22\n");
+        cluster.run_on("node1", User::Root, "rm /home/bob/sent");
+    }
+    let open = "ls /proc/$(pgrep -o -x mizzen-slurm)/fd | wc -l";
+    let open: u32 = cluster.run_on("node1", User::Root, open).stdout.trim().parse().unwrap();
+    assert!(open < 100, "{open} descriptors");
     cluster.run("scancel --user=alice");
     assert_nothing_left(&cluster);
 }

@@ -166,7 +166,10 @@ fn errors_of_every_call_leave_no_wrong_copy() {
                 }
                 let what = format!("{error} of {call} {when}");
                 let inject = inject(call, &format!("error={error}:when={when}"));
-                let run = cluster.run(&format!("rm -rf {CACHE}; strace -f -o /dev/null {inject} {start}"));
+                // A pipe of the user's own: the watcher opens it anew if the program is gone before it can tell.
+                let run = cluster.run(&format!(
+                    "rm -rf {CACHE}; (strace -f -o /dev/null {inject} {start}; exit $?) 2> >(cat >&2)"
+                ));
                 // With its own copy, from the source with a note, or not at all with a message; never otherwise.
                 let noted = run.stderr.contains("note: ctl: /shared/a.sqsh is used where it is");
                 let failed = run.code == 125 && run.stdout.is_empty() && run.stderr.contains("mizzen: ");

@@ -236,6 +236,19 @@ fn groups_are_the_users_and_cannot_be_dropped() {
     assert_out(&names, 0, "uid=2001(alice) gid=2001(alice) groups=2001(alice),2100(research),2101(gpu)\n");
 }
 
+/// Slurm drops a variable that is too long for their names, without a word.
+#[test]
+fn a_user_may_be_in_thousands_of_groups() {
+    let cluster = with_busybox("many-groups");
+    let join = "name=$(printf %060d 0); for i in $(seq 3000); do echo \"g$name$i:x:$((100000 + i)):alice\"; done >> /etc/group";
+    for machine in ["ctl", "node1"] {
+        assert_out(&cluster.run_on(machine, User::Root, join), 0, "");
+    }
+    let script = "id -G | wc -w; grep -c . /proc/self/gid_map";
+    assert_out(&cluster.run(&format!("srun sh -c '{script}'")), 0, "3003\n1\n");
+    assert_out(&cluster.run(&format!("srun {IMAGE} sh -c '{script}'")), 0, "3003\n3\n");
+}
+
 #[test]
 fn the_program_starts_as_slurm_would_start_it() {
     let cluster = with_busybox("inside");

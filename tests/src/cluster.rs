@@ -229,8 +229,9 @@ impl Drop for Cluster {
     }
 }
 
-/// `stderr` without what srun says when the job before it has not quite ended: that depends on the machine's load.
-fn without_waiting(stderr: &str) -> String {
+/// What was printed, without what srun says when the job or step before it has not quite ended: that depends on the
+/// machine's load.
+pub fn without_waiting(printed: &str) -> String {
     let waits = [
         " queued and waiting for resources\n",
         " has been allocated resources\n",
@@ -241,7 +242,7 @@ fn without_waiting(stderr: &str) -> String {
         line.starts_with("srun: ")
             && (waits.iter().any(|end| line.ends_with(end)) || line.starts_with("srun: Step created for "))
     };
-    stderr.split_inclusive('\n').filter(|line| !is_waiting(line)).collect()
+    printed.split_inclusive('\n').filter(|line| !is_waiting(line)).collect()
 }
 
 impl Output {

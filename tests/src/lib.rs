@@ -30,7 +30,7 @@ pub mod spec;
 pub mod supervise;
 pub mod trace;
 
-pub use cluster::{Cluster, Output};
+pub use cluster::{Cluster, Output, without_waiting};
 pub use release::Release;
 pub use spec::{SharedFs, Spec, User};
 

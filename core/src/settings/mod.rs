@@ -6,6 +6,7 @@
 
 mod values;
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Value, Verbosity, Writable};
@@ -257,11 +258,17 @@ impl Key {
 }
 
 impl Settings {
-    /// A setting with a relative path, and its text.
+    /// A setting with a relative path, and that path. Not the whole text: it goes into messages, and is the user's.
     pub fn relative(&self) -> Option<(Key, Vec<u8>)> {
         let absolute = self.clone().absolute(Path::new("/"));
-        let relative = Key::ALL.iter().copied().find(|key| self.text(*key) != absolute.text(*key))?;
-        Some((relative, self.text(relative)?))
+        let key = Key::ALL.iter().copied().find(|key| self.text(*key) != absolute.text(*key))?;
+        let path = match key {
+            Key::Mounts => {
+                self.mounts.iter().flatten().find_map(MountOption::relative)?.as_os_str().as_bytes().to_vec()
+            }
+            _ => self.text(key)?,
+        };
+        Some((key, path))
     }
 }
 
@@ -312,6 +319,14 @@ mod tests {
         let site = settings(&[(Key::Mounts, "/b"), (Key::Writable, "yes"), (Key::MountHome, "no")]);
         let both = option.or(site);
         assert_eq!(both, settings(&[(Key::Mounts, "/a"), (Key::Writable, "no"), (Key::MountHome, "no")]));
+    }
+
+    #[test]
+    fn of_a_relative_setting_only_the_path_is_told() {
+        let relative = |key, text| settings(&[(key, text)]).relative();
+        assert_eq!(relative(Key::Mounts, "/a:/secret,data:/other,/c"), Some((Key::Mounts, b"data".to_vec())));
+        assert_eq!(relative(Key::Workdir, "w"), Some((Key::Workdir, b"w".to_vec())));
+        assert_eq!(relative(Key::Mounts, "/a:/b,tmpfs:/c"), None);
     }
 
     #[test]

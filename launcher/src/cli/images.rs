@@ -100,7 +100,7 @@ pub struct WritingArgs {
     /// How the image is compressed
     #[arg(long, value_enum, value_name = "NAME", default_value_t = Compressor::Zstd)]
     pub compressor: Compressor,
-    /// How hard it is compressed: zstd 1 to 22 (3 if not given), gzip 1 to 9, xz 0 to 9, lz4 1 to 12
+    /// How hard it is compressed: zstd 1 to 19 (3 if not given), gzip 1 to 12 (9 if not given)
     #[arg(long, value_name = "N")]
     pub level: Option<u32>,
     /// Bytes that are compressed together: a power of two from 4k to 1m

@@ -58,6 +58,11 @@ impl Architecture {
         TABLE.iter().find(|row| row.0 == self).map_or("unknown", |row| row.1)
     }
 
+    /// Its name in OCI documents.
+    pub fn oci_name(self) -> &'static str {
+        TABLE.iter().find(|row| row.0 == self).map_or("unknown", |row| row.2)
+    }
+
     /// From the `architecture` of an OCI configuration or Charliecloud's `arch`, where a variant may follow
     /// (`arm64/v8`).
     pub fn from_oci(name: &str) -> Option<Architecture> {

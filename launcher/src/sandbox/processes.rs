@@ -3,6 +3,10 @@
 //!
 //! They are known by the container's user namespace. While that is held, its number cannot become another container's; and
 //! to hold it keeps neither the container's mount namespace nor its files alive, as a mount namespace would.
+//!
+//! Of a process that has executed a file which its user may not read, or has forbidden others to look at it, the kernel
+//! shows the same user no namespaces; but it shows everybody the mounts. So the container's own mounts bear that number
+//! in their name.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -12,10 +16,11 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFlags, PollTimeout};
+use nix::unistd::getuid;
 use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 
 use super::watcher::wait_for;
-use crate::sys;
+use crate::{mountinfo, sys};
 
 /// What is not gone by then waits in the kernel, for a disk or a network, and will go.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,8 +34,7 @@ pub struct ContainerProcesses {
     number: (u64, u64),
     /// Where this process is. Who is there has helped to make the container, and is not in it.
     own_mounts: (u64, u64),
-    /// The process that has made the container, and has become its program. Where the user may execute that and not read it,
-    /// the kernel does not show its namespaces.
+    /// The process that has made the container, and has become its program. It is ended also where procfs hides it.
     program: Option<OwnedFd>,
 }
 
@@ -69,6 +73,23 @@ impl ContainerProcesses {
     }
 
     fn look_at(&self, process: &str) -> io::Result<bool> {
+        match self.look_at_namespaces(process) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.look_at_mounts(process),
+            looked => looked,
+        }
+    }
+
+    fn look_at_mounts(&self, process: &str) -> io::Result<bool> {
+        // Other users are not in the container, and can make their table of mounts as long as they like.
+        if fs::metadata(format!("/proc/{process}"))?.uid() != getuid().as_raw() {
+            return Ok(false);
+        }
+        let name = mount_name(self.number);
+        let mounts = mountinfo::parse(&fs::read(format!("/proc/{process}/mountinfo"))?);
+        Ok(mounts.into_iter().any(|mount| mount.source == name))
+    }
+
+    fn look_at_namespaces(&self, process: &str) -> io::Result<bool> {
         if number_at(process, "mnt")? == self.own_mounts {
             return Ok(false);
         }
@@ -159,6 +180,17 @@ impl ContainerProcesses {
 
 fn is_alive(process: &OwnedFd) -> bool {
     !wait_for(process.as_fd(), PollFlags::POLLIN, PollTimeout::ZERO)
+}
+
+/// What the mounts are called of a container whose user namespace this process is in. Every process of the container sees one
+/// of those that have this name.
+pub fn own_mount_name() -> String {
+    // Without procfs nobody could look for it.
+    number_at("self", "user").map_or_else(|_| "mizzen".to_owned(), mount_name)
+}
+
+fn mount_name((_, inode): (u64, u64)) -> String {
+    format!("mizzen-{inode}")
 }
 
 /// What tells a namespace from others, as long as it is there.

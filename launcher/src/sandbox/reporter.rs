@@ -4,12 +4,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use mizzen_core::Failure;
 use nix::poll::{PollFlags, PollTimeout};
-use rustix::fs::fstat;
+use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::processes::ContainerProcesses;
@@ -38,15 +38,38 @@ pub trait Reporter {
 /// Tells the user through the standard error of the program.
 pub struct StderrReporter {
     /// The program, or what will become it. If it has ended, another process of the container will do.
-    pub program: u32,
+    program: u32,
+    /// Where its standard error is, without having it open: whoever waits for the end of a pipe does not wait for this. A program
+    /// that lacks a page of its own is gone before anybody can take its stream.
+    place: Option<OwnedFd>,
+}
+
+impl StderrReporter {
+    /// For the program that this process becomes.
+    pub fn for_this_process() -> StderrReporter {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let place = open("/proc/self/fd/2", flags, Mode::empty()).ok();
+        StderrReporter { program: std::process::id(), place }
+    }
+
+    /// The stream that is at this place.
+    fn opened_anew(&self) -> Option<File> {
+        let path = format!("/proc/self/fd/{}", self.place.as_ref()?.as_raw_fd());
+        appending().open(path).ok()
+    }
 }
 
 impl Reporter for StderrReporter {
-    fn prepare(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure)> {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.place.iter().map(AsFd::as_fd).collect()
+    }
+
+    fn prepare(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_> {
         let program = i32::try_from(self.program).ok();
         // It may be another process with the same number by now.
         let stream = program.filter(|program| container.contain(*program)).and_then(standard_error);
         let stream = stream.or_else(|| container.list().into_iter().find_map(standard_error));
+        let stream = stream.or_else(|| self.opened_anew());
         Box::new(move |failure| {
             // Nobody is left to be told when this fails.
             let _ = stream.is_some_and(|stream| tell(&stream, failure));
@@ -78,12 +101,18 @@ fn standard_error(process: i32) -> Option<File> {
     if let Some(stream) = sys::pidfd_of(process).ok().and_then(taken) {
         return Some(stream);
     }
-    let mut options = OpenOptions::new();
-    options.append(true).custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK);
+    let options = appending();
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     threads.into_iter().find_map(|thread| {
         let number = thread.file_name().to_str()?.parse().ok()?;
         let stream = sys::pidfd_of_thread(number).ok().and_then(taken);
         stream.or_else(|| options.open(thread.path().join("fd/2")).ok())
     })
+}
+
+/// How a stream is opened that is somebody else's: nothing is written over, nothing waited for.
+fn appending() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.append(true).custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK);
+    options
 }

@@ -18,6 +18,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use super::Mountable;
 use super::mounts::{bind, in_container, make_mount_point, open_entry, open_in_root, proc_path, restrict};
 use super::namespaces::MOUNTS_REFUSED;
+use super::processes::own_mount_name;
 use crate::mount::{Link, Shape};
 use crate::plan::{Changes, Plan, Root, Skeleton};
 
@@ -192,7 +193,8 @@ fn mount_point_layer(plan: &Plan, image: &Path) -> Result<String, Failure> {
 
 fn overlay(options: &str, flags: MsFlags) -> nix::Result<()> {
     let flags = flags | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount(Some("mizzen"), ROOT, Some("overlay"), flags, Some(options))
+    // The image's own mount is below it, where nobody sees it.
+    mount(Some(own_mount_name().as_str()), ROOT, Some("overlay"), flags, Some(options))
 }
 
 fn add_mount_points(plan: &Plan, root: &Path) -> Result<(), Failure> {

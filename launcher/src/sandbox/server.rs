@@ -22,6 +22,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::Pid;
 
+use super::processes::own_mount_name;
 use super::readahead;
 use super::watcher::{self, Watch, Watched, WatcherConnection};
 use crate::plan::Identity;
@@ -111,7 +112,8 @@ impl Mountable {
             "fd={device_fd},rootmode=40755,user_id={uid},group_id={gid},allow_other,default_permissions"
         );
         let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(Some("mizzen"), place, Some("fuse"), flags, Some(options.as_str())).map_err(|errno| {
+        let name = own_mount_name();
+        mount(Some(name.as_str()), place, Some("fuse"), flags, Some(options.as_str())).map_err(|errno| {
             Failure::caused_by("cannot mount the image through FUSE", errno)
                 .or_hint("`mizzen doctor` tells whether FUSE works in user namespaces here")
         })?;

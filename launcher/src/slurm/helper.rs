@@ -127,6 +127,13 @@ impl Strangers {
     }
 }
 
+impl Drop for Strangers {
+    /// They are left to the end of the process: there the kernel does not wait.
+    fn drop(&mut self) {
+        self.held.drain(..).for_each(std::mem::forget);
+    }
+}
+
 fn look_after(mut stream: UnixStream, listener: &UnixListener, owner: BorrowedFd) {
     let listening = listener.as_raw_fd();
     let child = sys::spawn_child(|| {

@@ -20,7 +20,7 @@ use super::evict::{self, CachedCopy};
 use super::source::Manifest;
 use super::{Provenance, Requirements, StagingOptions, progress, site};
 use crate::find_image;
-use crate::image::{check_content, check_superblock};
+use crate::image::check_content;
 use crate::progress::Progress;
 use crate::report::{age, megabytes};
 use crate::sys;
@@ -56,10 +56,8 @@ impl Stager {
         };
         let ready = super::stage(&path, &Requirements::pinned(pin), &self.staging)?;
         // As root nothing of an image is inflated.
-        if self.staging.fills_site {
-            check_superblock(&ready.opened)?
-        } else {
-            check_content(&ready.opened)?
+        if !self.staging.fills_site {
+            check_content(&ready.opened)?;
         }
         let image = quote(path.as_os_str().as_encoded_bytes());
         let digest = ready.digest.map_or_else(String::new, |digest| digest.to_string());

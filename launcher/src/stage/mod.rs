@@ -34,7 +34,7 @@ use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 use tracing::debug;
 
-use crate::image::{self, ImageKind, OpenedImage, check_content, shown};
+use crate::image::{self, ImageKind, OpenedImage, check_content, check_superblock, shown};
 use crate::sys;
 use broadcast::Delivery;
 use cache::Cache;
@@ -191,6 +191,8 @@ fn try_stage(
     }
     let staged = match wanted(&opened, staging.verifies(requirements.content_matters()), staging) {
         Ok(Wanted::Copy(cache, source)) => {
+            // One that was not copied completely itself would be copied as a whole, and stay.
+            check_superblock(&opened).map_err(StageError::Source)?;
             Some(obtain(&cache, &source, staging, &mut StderrSink::new(&opened.path)))
         }
         Ok(Wanted::SiteCopy(file, digest)) => Some(Ok((file, digest, Provenance::Site))),

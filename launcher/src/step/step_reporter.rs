@@ -1,5 +1,6 @@
 //! Tells the user of a step that its container has lost its files, and ends the step on all its nodes. Runs as the user,
-//! in the watchers of the file servers: no task is left there to tell it, so slurmstepd does when it sees a task end.
+//! in the watchers of the file servers: through the standard error of a task while there is one, else through slurmstepd,
+//! which sees tasks end.
 
 use std::os::fd::BorrowedFd;
 
@@ -34,9 +35,9 @@ impl Reporter for StepReporter {
     }
 
     fn prepare(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_> {
-        // When the step is ended on other nodes, srun may have ended before slurmstepd has seen a task end here.
-        let stream = self.standard_error.filter(|_| self.other_nodes.is_some());
-        let stream = stream.and_then(|stream| standard_error_in(container, stream));
+        // slurmstepd may be too late: when the last task has ended, releases before 24.11 no longer pass on to srun what it
+        // says, and srun may have ended with the step on other nodes.
+        let stream = self.standard_error.and_then(|stream| standard_error_in(container, stream));
         Box::new(move |failure| {
             let failure = failure.clone().about(&self.node);
             let told = stream.is_some_and(|stream| tell(&stream, &failure));

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use mizzen_core::failure::quote;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
 
 use super::{NAME, c_string, sys};
 
@@ -92,4 +93,58 @@ pub fn unset_variable(name: &str) {
     let Ok(name) = CString::new(name) else { return };
     // SAFETY: as for `set_variable`.
     unsafe { libc::unsetenv(name.as_ptr()) };
+}
+
+/// The signals that end a program that somebody interrupts.
+const INTERRUPTS: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
+/// Lets signals end the program as long as this lives. srun leaves them to a thread, which does not take them yet: they are
+/// blocked until then, or since 26.05 caught. Nothing is submitted, so it may end as any program does.
+pub struct Interruptible {
+    mask: Option<SigSet>,
+    /// What the program itself does, for those that it catches.
+    actions: Vec<(Signal, SigAction)>,
+}
+
+impl Interruptible {
+    /// From now on.
+    pub fn new() -> Interruptible {
+        let mask = INTERRUPTS.into_iter().collect::<SigSet>();
+        let mask = mask.thread_swap_mask(SigmaskHow::SIG_UNBLOCK).ok();
+        let mut new = Interruptible { mask, actions: Vec::new() };
+        new.renew();
+        new
+    }
+
+    /// Once more: a thread of srun's may have begun to catch them meanwhile.
+    pub fn renew(&mut self) {
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        for signal in INTERRUPTS {
+            match set_action(signal, &default) {
+                Ok(before) if matches!(before.handler(), SigHandler::SigIgn) => {
+                    let _ = set_action(signal, &before);
+                }
+                Ok(before) if !matches!(before.handler(), SigHandler::SigDfl) => {
+                    self.actions.push((signal, before));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for Interruptible {
+    fn drop(&mut self) {
+        if let Some(mask) = self.mask {
+            let _ = mask.thread_set_mask();
+        }
+        for (signal, before) in &self.actions {
+            let _ = set_action(*signal, before);
+        }
+    }
+}
+
+fn set_action(signal: Signal, action: &SigAction) -> nix::Result<SigAction> {
+    // SAFETY: the kernel's own action, or one that the program has had: no code of ours becomes a handler.
+    unsafe { sigaction(signal, action) }
 }

@@ -15,13 +15,11 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use super::FileId;
 use super::error::{Error, Result};
 use super::output::{Output, PositionedOutput};
-use super::pool::{BlockDigest, Pool, Ticket};
-use super::{FileId, Options};
+use super::pool::{BlockDigest, Pool, PoolUser, Ticket};
 
-/// Blocks under way for each thread: one in work and some for it to go on with.
-const BLOCKS_PER_THREAD: usize = 4;
 /// Entries of the queue, with the holes and ends of files, which no thread has to work on.
 const QUEUE_LIMIT: usize = 4096;
 
@@ -59,6 +57,8 @@ pub struct Tail {
 pub(super) struct Fragment {
     pub start: u64,
     pub size: u32,
+    /// Of the stored bytes, for segments that lie on a disk for months.
+    pub digest: BlockDigest,
 }
 
 impl Fragment {
@@ -79,7 +79,7 @@ enum Pending {
 
 /// The blocks of one file that are written so far.
 #[derive(Default)]
-struct Run {
+pub(super) struct Run {
     /// `None` before the first block.
     start: Option<u64>,
     sizes: Vec<u32>,
@@ -90,8 +90,18 @@ impl Run {
     fn push(&mut self, size: u32, digest: &[u8], position: u64) {
         self.start.get_or_insert(position);
         self.sizes.push(size);
+        self.hash(size, digest);
+    }
+
+    /// One more block of those that the run is compared by; a hole has no digest.
+    pub fn hash(&mut self, size: u32, digest: &[u8]) {
         self.digest.update(size.to_le_bytes());
         self.digest.update(digest);
+    }
+
+    /// What runs are compared by.
+    pub fn finish(self) -> BlockDigest {
+        self.digest.finalize().into()
     }
 }
 
@@ -101,10 +111,8 @@ pub(super) struct DataStage<W: Output> {
     pub files: Vec<FileData>,
     pub fragments: Vec<Fragment>,
     block_size: usize,
-    pool: Pool,
+    pool: PoolUser,
     queue: VecDeque<Pending>,
-    in_work: usize,
-    max_in_work: usize,
     run: Run,
     runs: HashMap<BlockDigest, (u64, Arc<[u32]>)>,
     /// The fragment block that is being filled, and its number.
@@ -115,22 +123,20 @@ pub(super) struct DataStage<W: Output> {
 
 impl<W: Output> DataStage<W> {
     /// A stage that writes from the current position of `out` on.
-    pub fn new(out: PositionedOutput<W>, options: &Options) -> Result<DataStage<W>> {
-        Ok(DataStage {
+    pub fn new(out: PositionedOutput<W>, block_size: u32, pool: Arc<Pool>) -> DataStage<W> {
+        DataStage {
             out,
             run: Run::default(),
             files: Vec::new(),
             fragments: Vec::new(),
-            block_size: options.block_size as usize,
-            pool: Pool::new(options.threads, options.compression, options.block_size)?,
+            block_size: block_size as usize,
+            pool: PoolUser::new(pool),
             queue: VecDeque::new(),
-            in_work: 0,
-            max_in_work: options.threads.get().saturating_mul(BLOCKS_PER_THREAD),
             runs: HashMap::new(),
             fragment: Vec::new(),
             fragment_number: 0,
             tails: HashMap::new(),
-        })
+        }
     }
 
     /// Takes the contents of one file.
@@ -176,7 +182,6 @@ impl<W: Output> DataStage<W> {
                 file.sparse += len as u64;
                 self.push(Pending::Hole)?;
             } else if len == self.block_size {
-                self.in_work += 1;
                 let ticket = self.pool.submit(block);
                 self.push(Pending::Block(ticket))?;
             } else {
@@ -210,7 +215,6 @@ impl<W: Output> DataStage<W> {
         }
         self.next_fragment()?;
         let block = std::mem::replace(&mut self.fragment, Vec::with_capacity(self.block_size));
-        self.in_work += 1;
         let ticket = self.pool.submit(block);
         self.push(Pending::Fragment(ticket))
     }
@@ -226,7 +230,7 @@ impl<W: Output> DataStage<W> {
 
     fn push(&mut self, pending: Pending) -> Result<()> {
         self.queue.push_back(pending);
-        while self.in_work > self.max_in_work || self.queue.len() > QUEUE_LIMIT {
+        while self.pool.is_full() || self.queue.len() > QUEUE_LIMIT {
             self.write_front()?;
         }
         Ok(())
@@ -250,8 +254,7 @@ impl<W: Output> DataStage<W> {
         match self.queue.pop_front() {
             None => Ok(()),
             Some(Pending::Block(ticket)) => {
-                self.in_work -= 1;
-                let block = ticket.wait()?;
+                let block = self.pool.take(ticket)?;
                 self.run.push(block.size, &block.digest, self.out.position());
                 self.out.write(&block.bytes)
             }
@@ -261,9 +264,12 @@ impl<W: Output> DataStage<W> {
             }
             Some(Pending::EndOfRun(file)) => self.end_run(file),
             Some(Pending::Fragment(ticket)) => {
-                self.in_work -= 1;
-                let block = ticket.wait()?;
-                self.fragments.push(Fragment { start: self.out.position(), size: block.size });
+                let block = self.pool.take(ticket)?;
+                self.fragments.push(Fragment {
+                    start: self.out.position(),
+                    size: block.size,
+                    digest: block.digest,
+                });
                 self.out.write(&block.bytes)
             }
         }
@@ -294,6 +300,12 @@ impl<W: Output> DataStage<W> {
     /// Has later files share the blocks of this one.
     pub fn remember_run(&mut self, file: &FileData) {
         self.runs.insert(file.run, (file.start, Arc::clone(&file.blocks)));
+    }
+
+    /// Ends the stage, and gives the output back, cut off at `len`.
+    pub fn into_output(mut self, len: u64) -> Result<W> {
+        self.write_queue()?;
+        self.out.finish(len)
     }
 
     /// Takes in a fragment block that is written already, while none is being filled; returns its number.

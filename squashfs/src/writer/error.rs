@@ -39,6 +39,8 @@ pub enum Error {
     Xattr { name: Vec<u8>, attribute: Vec<u8>, problem: &'static str },
     /// A segment cannot be taken into an image of another kind.
     Segment,
+    /// A segment's bytes are not what was written.
+    Damaged,
     /// The format has a field too small for this.
     TooMany { what: &'static str, limit: u64 },
 }
@@ -80,6 +82,7 @@ impl fmt::Display for Error {
                 write!(f, "the extended attribute \"{}\" of \"{}\" {problem}", short(attribute), short(name))
             }
             Error::Segment => write!(f, "a segment with another compressor or block size than the image"),
+            Error::Damaged => write!(f, "a segment has changed since it was written"),
             Error::TooMany { what, limit } => write!(f, "too many {what}: squashfs has at most {limit}"),
         }
     }

@@ -30,11 +30,13 @@ mod xattr;
 
 use std::io::{Read, Seek};
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use codec::Encoder;
 use data::DataStage;
 use metadata::{plain_block, write_indexed};
 use output::PositionedOutput;
+use pool::Pool;
 use superblock::{Positions, SUPERBLOCK_LEN};
 
 pub use codec::Compression;
@@ -88,6 +90,45 @@ impl Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileId(usize);
 
+impl FileId {
+    /// The contents with this number, in the order in which they were added; also a number that stands in a [`Tree`]
+    /// until it is known which contents it will be ([`Tree::replace_files`]).
+    pub fn new(number: usize) -> FileId {
+        FileId(number)
+    }
+
+    /// The number.
+    pub fn number(self) -> usize {
+        self.0
+    }
+}
+
+/// Threads that compress, for any number of images and segments at once. What is under way is bounded for all of them
+/// together.
+#[derive(Clone)]
+pub struct Compressors {
+    options: Options,
+    pool: Arc<Pool>,
+}
+
+impl Compressors {
+    /// Starts the threads.
+    pub fn new(options: Options) -> Result<Compressors> {
+        options.check()?;
+        let pool = Arc::new(Pool::new(options.threads, options.compression, options.block_size)?);
+        Ok(Compressors { options, pool })
+    }
+
+    /// How they compress.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn stage<W: Output>(&self, out: PositionedOutput<W>) -> DataStage<W> {
+        DataStage::new(out, self.options.block_size, Arc::clone(&self.pool))
+    }
+}
+
 /// An image that is being written.
 pub struct Writer<W: Output> {
     options: Options,
@@ -97,15 +138,19 @@ pub struct Writer<W: Output> {
 impl<W: Output> Writer<W> {
     /// Starts an image at the start of `out`.
     pub fn new(out: W, options: Options) -> Result<Writer<W>> {
-        options.check()?;
+        Writer::with(out, &Compressors::new(options)?)
+    }
+
+    /// The same with threads that others use too.
+    pub fn with(out: W, compressors: &Compressors) -> Result<Writer<W>> {
+        let options = compressors.options.clone();
         let mut out = PositionedOutput::new(out);
         // The superblock is known last. Until then zeros stand for it, so that half an image is not taken for one.
         out.write(&[0; SUPERBLOCK_LEN])?;
         if let Some(bytes) = options.compression.options() {
             out.write(&plain_block(&bytes))?;
         }
-        let data = DataStage::new(out, &options)?;
-        Ok(Writer { options, data })
+        Ok(Writer { options, data: compressors.stage(out) })
     }
 
     /// Reads the contents of one file to their end. After [`Error::Read`] nothing of them is kept, and the writer
@@ -119,7 +164,8 @@ impl<W: Output> Writer<W> {
     /// Takes those contents of a segment that are `wanted`, without compressing them again; `source` is what the
     /// segment was written to. Returns what each is in this image, in the order of the segment.
     ///
-    /// A fragment block is copied whole if any file with its end there is wanted.
+    /// A fragment block is copied whole if any file with its end there is wanted. Everything that is copied is compared with
+    /// its digest: [`Error::Damaged`].
     pub fn add_segment(
         &mut self,
         segment: &Segment,
@@ -175,6 +221,6 @@ impl<W: Output> Writer<W> {
             tables.root,
         ))?;
         // A duplicate at the end may have been longer than all tables.
-        data.out.finish(len)
+        data.into_output(len)
     }
 }

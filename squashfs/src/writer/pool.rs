@@ -5,6 +5,7 @@
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
@@ -13,6 +14,9 @@ use sha2::{Digest, Sha256};
 
 use super::codec::{Compression, Encoder};
 use super::error::{Error, Result};
+
+/// Blocks under way for each thread: one in work and some for it to go on with.
+const BLOCKS_PER_THREAD: usize = 4;
 
 /// Set in the size of a data block that is stored as it is.
 const STORED: u32 = 1 << 24;
@@ -34,8 +38,7 @@ pub(super) struct StoredBlock {
 pub(super) struct Ticket(Receiver<Result<StoredBlock>>);
 
 impl Ticket {
-    /// Waits for the block.
-    pub fn wait(self) -> Result<StoredBlock> {
+    fn wait(self) -> Result<StoredBlock> {
         self.0.recv().unwrap_or_else(|_| Err(Error::Compress(io::Error::other("a compressor thread failed"))))
     }
 }
@@ -50,13 +53,17 @@ pub(super) struct Pool {
     /// `None` only while it is dropped.
     jobs: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
+    /// Blocks that were submitted and not yet taken back, of all who use the pool.
+    under_way: AtomicUsize,
+    limit: usize,
 }
 
 impl Pool {
     pub fn new(threads: NonZeroUsize, compression: Compression, block_size: u32) -> Result<Pool> {
         let (jobs, queue) = channel();
         let queue = Arc::new(Mutex::new(queue));
-        let mut pool = Pool { jobs: Some(jobs), threads: Vec::new() };
+        let limit = threads.get().saturating_mul(BLOCKS_PER_THREAD);
+        let mut pool = Pool { jobs: Some(jobs), threads: Vec::new(), under_way: AtomicUsize::new(0), limit };
         for number in 0..threads.get() {
             let encoder = Encoder::new(compression, block_size)?;
             let queue = Arc::clone(&queue);
@@ -66,15 +73,48 @@ impl Pool {
         }
         Ok(pool)
     }
+}
 
-    /// Has a block compressed. The caller bounds how many are under way.
-    pub fn submit(&self, block: Vec<u8>) -> Ticket {
+/// One of those who use a pool. What is under way is bounded for all of them together.
+pub(super) struct PoolUser {
+    pool: Arc<Pool>,
+    under_way: usize,
+}
+
+impl PoolUser {
+    pub fn new(pool: Arc<Pool>) -> PoolUser {
+        PoolUser { pool, under_way: 0 }
+    }
+
+    /// Has a block compressed.
+    pub fn submit(&mut self, block: Vec<u8>) -> Ticket {
+        self.under_way += 1;
+        self.pool.under_way.fetch_add(1, Ordering::Relaxed);
         let (reply, ticket) = sync_channel(1);
-        if let Some(jobs) = &self.jobs {
+        if let Some(jobs) = &self.pool.jobs {
             // Fails only if all threads are gone; then waiting for the ticket tells it.
             let _ = jobs.send(Job { block, reply });
         }
         Ticket(ticket)
+    }
+
+    /// Waits for a block.
+    pub fn take(&mut self, ticket: Ticket) -> Result<StoredBlock> {
+        let block = ticket.wait();
+        self.under_way -= 1;
+        self.pool.under_way.fetch_sub(1, Ordering::Relaxed);
+        block
+    }
+
+    /// Whether this one should take a block back before it submits another.
+    pub fn is_full(&self) -> bool {
+        self.under_way > 0 && self.pool.under_way.load(Ordering::Relaxed) > self.pool.limit
+    }
+}
+
+impl Drop for PoolUser {
+    fn drop(&mut self) {
+        self.pool.under_way.fetch_sub(self.under_way, Ordering::Relaxed);
     }
 }
 

@@ -1,18 +1,23 @@
 //! Segments: contents that are compressed before it is known which of them an image will have, such as the layers of
 //! a container image. An image then takes the blocks of those that it has, as they are.
 //!
+//! A segment may lie on a disk for months before that, so all that is taken is compared with its digest.
+//!
 //! Run by: the user, in the importer.
 
 use std::collections::HashMap;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use sha2::{Digest, Sha256};
 
 use super::codec::Compression;
-use super::data::{DataStage, FileData, Fragment, STORED_LEN};
+use super::data::{DataStage, FileData, Fragment, Run, STORED_LEN, Tail};
 use super::error::{Error, Result};
 use super::output::{Output, PositionedOutput};
-use super::{FileId, Options};
+use super::{Compressors, FileId, Options};
 
-const COPY_LEN: usize = 256 << 10;
+/// In the place of a fragment's number: none.
+const NO_TAIL: u32 = u32::MAX;
 
 /// What is in a segment, and where. The blocks are in the output that it was written to.
 #[derive(Debug, Clone)]
@@ -31,10 +36,9 @@ pub struct SegmentWriter<W: Output> {
 
 impl<W: Output> SegmentWriter<W> {
     /// Starts a segment at the start of `out`, for images with the same compressor and block size.
-    pub fn new(out: W, options: Options) -> Result<SegmentWriter<W>> {
-        options.check()?;
-        let data = DataStage::new(PositionedOutput::new(out), &options)?;
-        Ok(SegmentWriter { options, data })
+    pub fn new(out: W, compressors: &Compressors) -> SegmentWriter<W> {
+        let data = compressors.stage(PositionedOutput::new(out));
+        SegmentWriter { options: compressors.options().clone(), data }
     }
 
     /// As [`super::Writer::add_file`]; the contents are valid for this segment.
@@ -42,15 +46,89 @@ impl<W: Output> SegmentWriter<W> {
         self.data.add_file(&mut contents)
     }
 
-    /// Ends the segment. The output is not synced.
-    pub fn finish(self) -> Result<(W, Segment)> {
+    /// Ends the segment; also tells its length. The output is not synced.
+    pub fn finish(self) -> Result<(W, Segment, u64)> {
         let SegmentWriter { options, mut data } = self;
         data.finish()?;
         let len = data.out.position();
         let Options { compression, block_size, .. } = options;
-        let segment = Segment { compression, block_size, files: data.files, fragments: data.fragments };
-        Ok((data.out.finish(len)?, segment))
+        let files = std::mem::take(&mut data.files);
+        let fragments = std::mem::take(&mut data.fragments);
+        let segment = Segment { compression, block_size, files, fragments };
+        Ok((data.into_output(len)?, segment, len))
     }
+}
+
+impl Segment {
+    /// How many contents there are.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Writes it, without the blocks.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        out.write_all(&(self.fragments.len() as u64).to_le_bytes())?;
+        for Fragment { start, size, digest } in &self.fragments {
+            out.write_all(&start.to_le_bytes())?;
+            out.write_all(&size.to_le_bytes())?;
+            out.write_all(digest)?;
+        }
+        out.write_all(&(self.files.len() as u64).to_le_bytes())?;
+        for file in &self.files {
+            let tail = file.tail.unwrap_or(Tail { fragment: NO_TAIL, offset: 0 });
+            for number in [file.size, file.sparse, file.start] {
+                out.write_all(&number.to_le_bytes())?;
+            }
+            out.write_all(&tail.fragment.to_le_bytes())?;
+            out.write_all(&tail.offset.to_le_bytes())?;
+            out.write_all(&(file.blocks.len() as u64).to_le_bytes())?;
+            if !file.blocks.is_empty() {
+                out.write_all(&file.run)?;
+            }
+            file.blocks.iter().try_for_each(|size| out.write_all(&size.to_le_bytes()))?;
+        }
+        Ok(())
+    }
+
+    /// Reads what [`Segment::write`] wrote, for images with this compressor and block size. The caller knows that the bytes
+    /// are the same; memory does not depend on numbers in them.
+    pub fn read(source: &mut impl Read, options: &Options) -> io::Result<Segment> {
+        let mut fragments = Vec::new();
+        for _ in 0..read_u64(source)? {
+            let (start, size) = (read_u64(source)?, read_u32(source)?);
+            fragments.push(Fragment { start, size, digest: read_bytes(source)? });
+        }
+        let mut files = Vec::new();
+        for _ in 0..read_u64(source)? {
+            let (size, sparse, start) = (read_u64(source)?, read_u64(source)?, read_u64(source)?);
+            let (fragment, offset) = (read_u32(source)?, read_u32(source)?);
+            let count = read_u64(source)?;
+            let run = if count > 0 { read_bytes(source)? } else { Default::default() };
+            let blocks = (0..count).map(|_| read_u32(source)).collect::<io::Result<Vec<u32>>>()?;
+            let tail = (fragment != NO_TAIL).then_some(Tail { fragment, offset });
+            files.push(FileData { size, sparse, start, blocks: blocks.into(), tail, run });
+        }
+        Ok(Segment { compression: options.compression, block_size: options.block_size, files, fragments })
+    }
+}
+
+fn read_bytes<const N: usize>(source: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    source.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn read_u32(source: &mut impl Read) -> io::Result<u32> {
+    read_bytes(source).map(u32::from_le_bytes)
+}
+
+fn read_u64(source: &mut impl Read) -> io::Result<u64> {
+    read_bytes(source).map(u64::from_le_bytes)
 }
 
 impl<W: Output> DataStage<W> {
@@ -69,6 +147,7 @@ impl<W: Output> DataStage<W> {
         self.finish()?;
         let mut fragments = HashMap::new();
         let mut ids = Vec::with_capacity(segment.files.len());
+        let mut buffer = Vec::new();
         for (number, file) in segment.files.iter().enumerate() {
             if !wanted(FileId(number)) {
                 ids.push(None);
@@ -81,14 +160,14 @@ impl<W: Output> DataStage<W> {
                     None => {
                         let from = usize::try_from(tail.fragment).ok();
                         let from = from.and_then(|number| segment.fragments.get(number));
-                        let copied = self.copy_fragment(*from.ok_or(Error::Segment)?, source)?;
+                        let copied = self.copy_fragment(from.ok_or(Error::Damaged)?, source, &mut buffer)?;
                         fragments.insert(tail.fragment, copied);
                         copied
                     }
                 };
             }
             if !file.blocks.is_empty() {
-                self.copy_run(&mut file, source)?;
+                self.copy_run(&mut file, source, &mut buffer)?;
             }
             ids.push(Some(FileId(self.files.len())));
             self.files.push(file);
@@ -96,36 +175,59 @@ impl<W: Output> DataStage<W> {
         Ok(ids)
     }
 
-    fn copy_fragment(&mut self, from: Fragment, source: &mut (impl Read + Seek)) -> Result<u32> {
+    fn copy_fragment(
+        &mut self,
+        from: &Fragment,
+        source: &mut (impl Read + Seek),
+        buffer: &mut Vec<u8>,
+    ) -> Result<u32> {
         let start = self.out.position();
-        self.copy(from.start, (from.size & STORED_LEN).into(), source)?;
-        self.add_fragment(Fragment { start, size: from.size })
+        source.seek(SeekFrom::Start(from.start)).map_err(Error::Read)?;
+        read_block(from.size, source, buffer)?;
+        if from.digest != <[u8; 32]>::from(Sha256::digest(&buffer)) {
+            return Err(Error::Damaged);
+        }
+        self.out.write(buffer)?;
+        self.add_fragment(Fragment { start, ..*from })
     }
 
     /// Copies the blocks of a file, unless there are equal ones.
-    fn copy_run(&mut self, file: &mut FileData, source: &mut (impl Read + Seek)) -> Result<()> {
+    fn copy_run(
+        &mut self,
+        file: &mut FileData,
+        source: &mut (impl Read + Seek),
+        buffer: &mut Vec<u8>,
+    ) -> Result<()> {
         if let Some(known) = self.known_run(file) {
             file.start = known;
             return Ok(());
         }
-        let len = file.blocks.iter().map(|size| u64::from(size & STORED_LEN)).sum();
         let start = self.out.position();
-        self.copy(file.start, len, source)?;
-        file.start = if len == 0 { 0 } else { start };
+        let mut run = Run::default();
+        source.seek(SeekFrom::Start(file.start)).map_err(Error::Read)?;
+        for size in file.blocks.iter() {
+            if *size == 0 {
+                run.hash(0, &[]);
+                continue;
+            }
+            read_block(*size, source, buffer)?;
+            run.hash(*size, &Sha256::digest(&buffer));
+            self.out.write(buffer)?;
+        }
+        if run.finish() != file.run {
+            return Err(Error::Damaged);
+        }
+        file.start = if self.out.position() == start { 0 } else { start };
         self.remember_run(file);
         Ok(())
     }
+}
 
-    fn copy(&mut self, from: u64, mut len: u64, source: &mut (impl Read + Seek)) -> Result<()> {
-        source.seek(SeekFrom::Start(from)).map_err(Error::Read)?;
-        let mut buffer = vec![0; COPY_LEN.min(usize::try_from(len).unwrap_or(COPY_LEN))];
-        while len > 0 {
-            let step = len.min(buffer.len() as u64);
-            let part = buffer.get_mut(..step as usize).ok_or(Error::Segment)?;
-            source.read_exact(part).map_err(Error::Read)?;
-            self.out.write(part)?;
-            len -= step;
-        }
-        Ok(())
-    }
+/// Reads a block of this size, as it is stored.
+fn read_block(size: u32, source: &mut impl Read, buffer: &mut Vec<u8>) -> Result<()> {
+    buffer.resize((size & STORED_LEN) as usize, 0);
+    source.read_exact(buffer).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::Damaged,
+        _ => Error::Read(error),
+    })
 }

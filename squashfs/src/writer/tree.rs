@@ -6,7 +6,7 @@
 //!
 //! Run by: the user, in the importer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::FileId;
 use super::error::{Error, Result};
@@ -62,7 +62,7 @@ pub struct Device {
 }
 
 /// One entry of a [`Tree`], valid for that tree only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(super) usize);
 
 /// The entries of an image below its root directory.
@@ -134,6 +134,44 @@ impl Tree {
         let unknown = Error::Unknown { what: "an entry" };
         self.nodes.get_mut(node.0).ok_or(unknown)?.attributes = attributes;
         Ok(())
+    }
+
+    /// The attributes of an entry.
+    pub fn attributes(&self, node: NodeId) -> Result<&Attributes> {
+        Ok(&self.node(node)?.attributes)
+    }
+
+    /// The names in a directory, sorted.
+    pub fn children(&self, directory: NodeId) -> impl Iterator<Item = (&[u8], NodeId)> {
+        let children = self.nodes.get(directory.0).map(|node| &node.children);
+        children.into_iter().flatten().map(|(name, id)| (&**name, *id))
+    }
+
+    /// The contents of all entries that have a name.
+    pub fn files(&self) -> BTreeSet<FileId> {
+        let mut files = BTreeSet::new();
+        let mut directories = vec![Tree::ROOT];
+        while let Some(directory) = directories.pop() {
+            for (_, child) in self.children(directory) {
+                match self.nodes.get(child.0).map(|node| &node.content) {
+                    Some(Content::Directory) => directories.push(child),
+                    Some(Content::File(file)) => drop(files.insert(*file)),
+                    _ => {}
+                }
+            }
+        }
+        files
+    }
+
+    /// Puts other contents in the place of those that there are. Only entries without a name may be left as they are.
+    pub fn replace_files(&mut self, mut other: impl FnMut(FileId) -> Option<FileId>) {
+        for node in &mut self.nodes {
+            if let Content::File(file) = &mut node.content
+                && let Some(new) = other(*file)
+            {
+                *file = new;
+            }
+        }
     }
 
     pub(super) fn node(&self, id: NodeId) -> Result<&Node> {

@@ -6,7 +6,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use mizzen_squashfs::Kind;
 use mizzen_squashfs::writer::{
-    Attributes, Compression, Content, Device, Error, Options, SegmentWriter, Tree, Writer,
+    Attributes, Compression, Compressors, Content, Device, Error, Options, Segment, SegmentWriter, Tree,
+    Writer,
 };
 
 use crate::common::{Random, TempDir, isolated};
@@ -313,10 +314,18 @@ fn segments_give_what_is_wanted_of_them() {
     for (layer, files) in [(1, 0..300), (2, 200..400)] {
         let direct = writer.add_file(format!("direct {layer}").as_bytes()).unwrap();
         add(format!("direct {layer}"), format!("direct {layer}").into(), direct);
-        let mut segment = SegmentWriter::new(Cursor::new(Vec::new()), small()).unwrap();
+        let mut segment = SegmentWriter::new(Cursor::new(Vec::new()), &Compressors::new(small()).unwrap());
         let ids: Vec<_> =
             files.clone().map(|number| segment.add_file(contents(number).as_slice()).unwrap()).collect();
-        let (mut source, segment) = segment.finish().unwrap();
+        let (mut source, segment, len) = segment.finish().unwrap();
+        assert_eq!((segment.len(), source.get_ref().len() as u64), (ids.len(), len));
+        // It may have been on a disk in between.
+        let mut stored = Vec::new();
+        segment.write(&mut stored).unwrap();
+        let segment = Segment::read(&mut stored.as_slice(), &small()).unwrap();
+        for end in (0..stored.len()).step_by(97) {
+            assert!(Segment::read(&mut &stored[..end], &small()).is_err());
+        }
         let hidden = |id| ids.iter().position(|other| *other == id).unwrap() % 3 == 1;
         let taken = writer.add_segment(&segment, &mut source, |id| !hidden(id)).unwrap();
         for ((number, id), taken) in files.zip(&ids).zip(taken) {
@@ -337,10 +346,35 @@ fn segments_give_what_is_wanted_of_them() {
     with_mount(&dir.join("image"), &dir.join("mnt"), |at| {
         assert_same(&model.facts(), &facts_in_directory(at), "kernel");
     });
-    let (mut source, segment) =
-        SegmentWriter::new(Cursor::new(Vec::new()), options(ZSTD, 8192, 1)).unwrap().finish().unwrap();
+    let (mut source, segment, _) =
+        SegmentWriter::new(Cursor::new(Vec::new()), &Compressors::new(options(ZSTD, 8192, 1)).unwrap())
+            .finish()
+            .unwrap();
     let mut writer = Writer::new(Cursor::new(Vec::new()), small()).unwrap();
     assert!(matches!(writer.add_segment(&segment, &mut source, |_| true), Err(Error::Segment)));
+}
+
+/// A disk may lose what was written to it long ago; an image must not have it.
+#[test]
+fn a_segment_that_has_changed_is_an_error() {
+    let compressors = Compressors::new(small()).unwrap();
+    let mut writer = SegmentWriter::new(Cursor::new(Vec::new()), &compressors);
+    for (seed, len) in [(1, 20_000), (2, 100), (3, 4096)] {
+        writer.add_file(Random(seed).bytes(len).as_slice()).unwrap();
+    }
+    let (source, segment, len) = writer.finish().unwrap();
+    let take = |source: &[u8]| {
+        let mut image = Writer::with(Cursor::new(Vec::new()), &compressors).unwrap();
+        image.add_segment(&segment, &mut Cursor::new(source), |_| true).map(|_| ())
+    };
+    let good = source.into_inner();
+    assert!(take(&good).is_ok());
+    for at in (0..len as usize).step_by(61) {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        assert!(matches!(take(&bad), Err(Error::Damaged)), "{at}");
+    }
+    assert!(matches!(take(&good[..good.len() - 1]), Err(Error::Damaged)));
 }
 
 /// A full disk is an error at the latest when the image is finished.

@@ -1,0 +1,141 @@
+//! Converted layers that are kept for the next image on the same base: one file each, in a directory of the user's, named
+//! after the digest of the blob and how it was converted.
+//!
+//! A file appears when it is complete and on disk. It is compared with its digests whenever it is used, so what a disk has
+//! lost costs a download and nothing else. The ones that were not used for the longest time go first.
+//!
+//! Run by: the user, in the importer.
+
+use std::fs::{self, DirBuilder, File, FileTimes};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use mizzen_core::Failure;
+use mizzen_core::staging::Amount;
+use mizzen_squashfs::writer::{Compression, Options};
+use rustix::fs::statvfs;
+
+use super::Layer;
+use crate::output::{Existing, OutputFile};
+
+/// Ends the names of these files.
+const SUFFIX: &str = "layer";
+
+/// Where the converted layers of the user are.
+pub fn cache_directory() -> Result<PathBuf, Failure> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    cache.map(|cache| cache.join("mizzen/layers")).ok_or_else(|| {
+        Failure::new("no directory for converted layers: HOME is not set").hint("set HOME, or XDG_CACHE_HOME")
+    })
+}
+
+/// A compressor and its level, in names of files.
+pub fn compressor_name(compression: Compression) -> String {
+    match compression {
+        Compression::Zstd { level } => format!("zstd{level}"),
+        Compression::Gzip { level } => format!("gzip{level}"),
+        Compression::Xz => "xz".to_owned(),
+        Compression::Lz4 => "lz4".to_owned(),
+        Compression::None => "none".to_owned(),
+    }
+}
+
+/// The name of a converted layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerKey(String);
+
+impl LayerKey {
+    /// For the blob with this digest (`sha256:…`), converted so.
+    pub fn new(digest: &str, options: &Options) -> LayerKey {
+        let compression = compressor_name(options.compression);
+        let digest = digest.replace(':', "-");
+        LayerKey(format!("{digest}.{compression}.{}k.{SUFFIX}", options.block_size >> 10))
+    }
+}
+
+/// The user's converted layers.
+#[derive(Debug)]
+pub struct LayerCache {
+    directory: PathBuf,
+    limit: Option<Amount>,
+}
+
+/// A layer of the cache, for lists.
+#[derive(Debug)]
+pub struct CachedLayer {
+    /// Its file.
+    pub path: PathBuf,
+    /// Bytes of it.
+    pub size: u64,
+    /// When it was made or used.
+    pub used: SystemTime,
+}
+
+impl LayerCache {
+    /// The cache in this directory, which is made if it is not there; it may grow so large.
+    pub fn open(directory: PathBuf, limit: Option<Amount>) -> Result<LayerCache, Failure> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|error| {
+            Failure::caused_by(format!("cannot make {}", directory.display()), error)
+                .or_hint("converted layers are kept there; XDG_CACHE_HOME names another place")
+        })?;
+        Ok(LayerCache { directory, limit })
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The layer of this name, if it is there and whole.
+    pub fn get(&self, key: &LayerKey) -> Option<Layer> {
+        let path = self.directory.join(&key.0);
+        let file = File::open(&path).ok()?;
+        // For the order in which layers go; of no other consequence.
+        let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
+        Layer::open(file).map_err(|_| fs::remove_file(&path)).ok()
+    }
+
+    /// A file for a layer that is about to be converted.
+    pub fn create(&self, key: &LayerKey) -> Result<OutputFile, Failure> {
+        OutputFile::create(&self.directory.join(&key.0), Existing::Replace)
+    }
+
+    /// Forgets a layer that turned out to be damaged.
+    pub fn remove(&self, key: &LayerKey) {
+        let _ = fs::remove_file(self.directory.join(&key.0));
+    }
+
+    /// The layers that are there, the one that was used last in front.
+    pub fn list(&self) -> Vec<CachedLayer> {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let mut layers: Vec<CachedLayer> = entries
+            .filter(|entry| entry.path().extension().is_some_and(|suffix| suffix == SUFFIX))
+            .filter_map(|entry| {
+                let metadata = entry.metadata().ok()?;
+                Some(CachedLayer {
+                    path: entry.path(),
+                    size: metadata.len(),
+                    used: metadata.modified().ok()?,
+                })
+            })
+            .collect();
+        layers.sort_by(|one, other| other.used.cmp(&one.used).then_with(|| one.path.cmp(&other.path)));
+        layers
+    }
+
+    /// Removes the layers that were not used for the longest time, until the rest is within the limit. An import that uses
+    /// one has it open, and does not notice.
+    pub fn evict(&self) {
+        let (Some(limit), Ok(file_system)) = (self.limit, statvfs(&self.directory)) else { return };
+        let limit = limit.of(file_system.f_blocks.saturating_mul(file_system.f_frsize));
+        let mut total = 0_u64;
+        for layer in self.list() {
+            total = total.saturating_add(layer.size);
+            if total > limit {
+                let _ = fs::remove_file(&layer.path);
+            }
+        }
+    }
+}
