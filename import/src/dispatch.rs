@@ -18,7 +18,7 @@ use crate::commands::{self, Imported};
 use crate::images::{self, Outcome};
 use crate::interrupt;
 use crate::store::Store;
-use crate::store::select::select;
+use crate::store::select::{latest, select};
 
 /// Does what the process was started for.
 pub fn run_process() -> ExitCode {
@@ -113,12 +113,8 @@ fn images(command: ImagesCommand) -> Result<Outcome, Failure> {
         ImagesCommand::Update { account, quiet, images } => {
             let store = store()?;
             let all = images::stored(&store)?;
-            let chosen = if images.is_empty() {
-                all.iter().filter(|image| image.is_imported()).collect()
-            } else {
-                select(&all, &images)?
-            };
-            commands::update(&chosen, &account, quiet, &config)
+            let chosen = if images.is_empty() { all.iter().collect() } else { select(&all, &images)? };
+            commands::update(&latest(chosen), &account, quiet, &config)
         }
     }
 }

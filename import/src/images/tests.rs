@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 use super::*;
 use crate::store::key::ImageKey;
+use crate::store::select::latest;
 use crate::store::sidecar::{self, Provenance, Sidecar};
 use crate::store::testing::Scratch;
 
@@ -275,6 +276,31 @@ fn what_was_not_used_for_long_goes() {
         assert_eq!(dry.json["images"], outcome.json["images"]);
         assert!(mine.exists());
     }
+}
+
+#[test]
+fn of_each_tag_the_last_image_is_looked_up() {
+    let fixture = Fixture::new();
+    for (reference, digest, age) in [(UBUNTU, 1, 90), (UBUNTU, 3, 1), (UBUNTU, 2, 20), (TORCH, 5, 100)] {
+        fixture.add(reference, digest, age);
+    }
+    fs::write(fixture.store.directory().join("mine.sqsh"), squashfs()).unwrap();
+    let images = stored(&fixture.store).unwrap();
+    let found: Vec<_> = latest(&images).iter().map(|image| image.manifest_digest).collect();
+    assert_eq!(found, [3, 5].map(|digest| Some(Digest::new([digest; 32]))));
+}
+
+/// A file that was put in the place of another one has not its origin.
+#[test]
+fn what_is_known_of_another_file_is_not_shown() {
+    let fixture = Fixture::new();
+    let folder = fixture.scratch.path().join("sw");
+    fs::create_dir(&folder).unwrap();
+    let path = folder.join("torch.sqsh");
+    fs::write(&path, squashfs()).unwrap();
+    Sidecar::new(&key(TORCH, 3), &Provenance::default(), 99).write(&path).unwrap();
+    let outcome = show(&[folder], fixture.store.directory());
+    assert!(!outcome.text.contains(TORCH), "{}", outcome.text);
 }
 
 #[test]
