@@ -27,7 +27,7 @@ help:
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
 	@echo 'make fuzz       every parser of what others write; SECONDS=60 each, TARGET=squashfs'
 	@echo 'make cluster    a shell on a throw-away cluster; RELEASE=22.05 NODES=2 (root)'
-	@echo 'make build      target/release/mizzen and target/release/libspank_mizzen.so'
+	@echo 'make build      target/release/mizzen, mizzen-import and libspank_mizzen.so'
 	@echo 'make portable   the same for every distribution with glibc $(GLIBC) or newer: target/portable/'
 	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM)'
 	@echo 'make lint       formatting and clippy'
@@ -37,9 +37,11 @@ help:
 STATIC = RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --profile $(PROFILE) --target $(HOST) -p mizzen \
   --target-dir target/static
 
+# The importer has the node's C library, which knows how names of registries are resolved here.
 build: override PROFILE := release
 build:
 	$(CARGO) build --release -p spank-mizzen
+	$(CARGO) build --release -p mizzen-import
 	$(STATIC)
 	install -D -t target/release target/static/$(HOST)/release/mizzen
 
@@ -47,6 +49,7 @@ install:
 	install -D -m 755 $(FROM)/libspank_mizzen.so $(DESTDIR)$(PREFIX)/lib/mizzen/spank_mizzen.so
 	install -D -m 755 $(FROM)/mizzen $(DESTDIR)$(PREFIX)/bin/mizzen
 	ln -sf ../../bin/mizzen $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-enter
+	install -D -m 755 $(FROM)/mizzen-import $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-import
 	test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml || \
 	  install -D -m 644 conf/mizzen.toml $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml
 	install -d $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d
@@ -67,17 +70,19 @@ install:
 
 # The plugin must run in the distribution's Slurm, so it is linked against an old glibc. The launcher has musl, where the
 # toolchain has that: it starts a third of a millisecond faster in virtual machines, where glibc's questions to the CPU are
-# dear, and every task starts it.
+# dear, and every task starts it. The importer goes with it.
 MUSL := $(subst -gnu,-musl,$(HOST))
 ZIGBUILD := PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(CARGO) zigbuild
 portable: $(TOOLS)/ready
 	$(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p spank-mizzen
 	install -D -t target/portable target/$(HOST)/$(PROFILE)/libspank_mizzen.so
 	if [ -d "$$(rustc --print target-libdir --target $(MUSL))" ]; then \
-	  RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --profile $(PROFILE) --target $(MUSL) -p mizzen && \
-	  install -t target/portable target/$(MUSL)/$(PROFILE)/mizzen; \
+	  RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --profile $(PROFILE) --target $(MUSL) -p mizzen -p mizzen-import && \
+	  install -t target/portable $(addprefix target/$(MUSL)/$(PROFILE)/,mizzen mizzen-import); \
 	else \
-	  $(STATIC) && install -t target/portable target/static/$(HOST)/$(PROFILE)/mizzen; \
+	  $(STATIC) && install -t target/portable target/static/$(HOST)/$(PROFILE)/mizzen && \
+	  $(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p mizzen-import && \
+	  install -t target/portable target/$(HOST)/$(PROFILE)/mizzen-import; \
 	fi
 
 $(TOOLS)/ready: packaging/portable.txt

@@ -10,6 +10,7 @@ use mizzen::cli::images::{
     AccountArgs, Compressor, ExportArgs, ImportArgs, LoginArgs, LogoutArgs, WritingArgs,
 };
 use mizzen::report::{print, report, report_note};
+use mizzen_core::failure::quote_reference;
 use mizzen_core::find_image::find_file;
 use mizzen_core::image;
 use mizzen_core::image_store::own_directory;
@@ -30,7 +31,7 @@ use crate::shown;
 use crate::source::Source;
 use crate::store::key::ImageKey;
 use crate::store::select::ListedImage;
-use crate::store::sidecar::Provenance;
+use crate::store::sidecar::{Provenance, Sidecar};
 use crate::store::{ObtainOptions, Store};
 
 /// What images of this writer are called in the store. Another one makes other bytes of the same layers.
@@ -62,7 +63,8 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn new(args: &ImportArgs, config: &'a Config) -> Result<Session<'a>, Failure> {
-        let bars = Arc::new(Bars::new(!args.quiet));
+        let what = format!("{}: importing", quote_reference(args.source.as_bytes()));
+        let bars = Arc::new(Bars::of(what, !args.quiet));
         let client = Client::new(client_options(config, &args.account, Arc::clone(&bars))?);
         let platform = args.platform.as_deref().map_or_else(|| Ok(Platform::host()), Platform::parse)?;
         let defaults = Options::default();
@@ -197,8 +199,12 @@ fn import_into(
     config: &Config,
 ) -> Result<Imported, Failure> {
     let output = OutputFile::create(path, Existing::with_force(args.force))?;
-    let imported = Session::new(args, config)?.write(source, output.file())?;
+    let session = Session::new(args, config)?;
+    let imported = session.write(source, output.file())?;
     output.publish()?;
+    if is_in_folder(path, config) {
+        describe_published(path, source, args, &session, &imported)?;
+    }
     let json = json!({
         "path": path,
         "size": imported.size,
@@ -206,6 +212,29 @@ fn import_into(
         "manifest": imported.manifest.map(|digest| digest.to_string()),
     });
     Ok(Imported { path: path.to_owned(), reference: None, json })
+}
+
+/// Whether a file is in one of the site's folders, which `mizzen images` shows.
+fn is_in_folder(path: &Path, config: &Config) -> bool {
+    let directory = std::path::absolute(path).ok().and_then(|path| path.parent()?.canonicalize().ok());
+    let is_folder = |folder: &PathBuf| folder.canonicalize().ok() == directory;
+    directory.is_some() && config.image_folders.iter().any(is_folder)
+}
+
+/// Writes down where an image of the site came from.
+fn describe_published(
+    path: &Path,
+    source: &Source,
+    args: &ImportArgs,
+    session: &Session,
+    imported: &ImportedFile,
+) -> Result<(), Failure> {
+    let manifest = imported.manifest.and_then(|digest| digest.sha256());
+    let (Source::Registry(reference), Some(digest)) = (source, manifest) else { return Ok(()) };
+    let key = ImageKey::new(reference, digest, &session.platform.to_string(), &session.writer());
+    let source = args.source.to_string_lossy().into_owned();
+    let provenance = Provenance { source, file_digest: Some(imported.digest) };
+    Sidecar::new(&key, &provenance, imported.size).write(path)
 }
 
 /// Which manifest a name means now: the name with its digest.
@@ -303,8 +332,12 @@ pub fn update(
 
 /// The reference with the digest that it means now, and whether that is another one; none for what has no tag.
 fn update_one(image: &ListedImage, session: &mut Session) -> Result<Option<(Reference, bool)>, Failure> {
-    let Some(reference) = &image.reference else { return Ok(None) };
-    let reference = Reference { digest: None, ..Reference::parse(reference.as_bytes())? };
+    let Some(name) = &image.reference else { return Ok(None) };
+    let reference = Reference { digest: None, ..Reference::parse(name.as_bytes())? };
+    // One that was imported by its digest has no tag, and stays what it is.
+    if reference.to_string() != *name {
+        return Ok(None);
+    }
     if let Some(platform) = &image.platform {
         session.platform = Platform::parse(platform)?;
     }

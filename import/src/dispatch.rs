@@ -11,12 +11,14 @@ use mizzen_core::image_store::own_directory;
 use mizzen_core::importer::encode_answer;
 use mizzen_core::{Config, Failure};
 use nix::sys::signal::Signal;
+use rustix::fs::Mode;
+use rustix::process::umask;
 
 use crate::commands::{self, Imported};
 use crate::images::{self, Outcome};
 use crate::interrupt;
 use crate::store::Store;
-use crate::store::select::select;
+use crate::store::select::{latest, select};
 
 /// Does what the process was started for.
 pub fn run_process() -> ExitCode {
@@ -25,6 +27,9 @@ pub fn run_process() -> ExitCode {
         Ok(cli) => cli,
         Err(code) => return code,
     };
+    // Whatever the user's mask is for: who makes a file can read it.
+    let mask = umask(Mode::RWXG | Mode::RWXO);
+    umask(mask & (Mode::RWXG | Mode::RWXO));
     // The user's limit on the size of files is a failure of what is written, and nothing to die of.
     let _unharmed = IgnoreSignal::new(Signal::SIGXFSZ);
     if let Err(failure) = interrupt::listen() {
@@ -108,12 +113,8 @@ fn images(command: ImagesCommand) -> Result<Outcome, Failure> {
         ImagesCommand::Update { account, quiet, images } => {
             let store = store()?;
             let all = images::stored(&store)?;
-            let chosen = if images.is_empty() {
-                all.iter().filter(|image| image.is_imported()).collect()
-            } else {
-                select(&all, &images)?
-            };
-            commands::update(&chosen, &account, quiet, &config)
+            let chosen = if images.is_empty() { all.iter().collect() } else { select(&all, &images)? };
+            commands::update(&latest(chosen), &account, quiet, &config)
         }
     }
 }

@@ -160,3 +160,6 @@ fn take_away(store: &Store, images: &[&ListedImage], dry_run: bool) -> Result<Ou
     let _ = writeln!(text, "{}: {} {verb}", shown(store.directory()), megabytes(freed));
     Ok(Outcome { text, json: json!({ "images": listed, "freed": freed, "dry_run": dry_run }) })
 }
+
+#[cfg(test)]
+mod tests;

@@ -176,9 +176,7 @@ mod tests {
     #[test]
     fn of_many_layers_those_under_way_are_shown() {
         let mut states: Vec<State> = (0..100).map(|_| state("waits", Some(10), 0, None)).collect();
-        for index in 0..10 {
-            states[index] = state("ended", Some(10), 10, Some("done"));
-        }
+        states[..10].fill_with(|| state("ended", Some(10), 10, Some("done")));
         for index in [20, 30, 40] {
             states[index] = state("runs", Some(10), 5, None);
         }

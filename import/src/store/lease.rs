@@ -1,7 +1,7 @@
 //! Who imports an image now: of all processes that want it, on all machines that share the store, one.
 //!
-//! A lease is a file that its owner makes with O_EXCL and touches every few seconds: this is all that every network file system
-//! can do (flock it cannot). The others watch it. It ends in one of these ways:
+//! A lease is a file that its owner makes, by a link or with O_EXCL, so that one succeeds, and touches every few seconds: this is
+//! what every network file system can do (flock is not). The others watch it. It ends in one of these ways:
 //!
 //!     removed                  the import has succeeded, or was interrupted: whoever is first goes on
 //!     a failure is in it       those who watched it have failed, too; to later ones it is a lease that nobody holds
@@ -22,16 +22,17 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mizzen_core::Failure;
-use mizzen_core::staging::FAILURE_LIMIT;
 use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_NOW, futimens};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tracing::debug;
 
 use super::owner::Owner;
 use crate::interrupt::OnInterrupt;
-use crate::output::{file_system_time, temporary_name, write_failure};
+use crate::output::{Draft, file_system_time, lacks_links, temporary_name, write_failure};
 
 /// A longer lease is none of ours.
 const LIMIT: u64 = 64 << 10;
@@ -64,12 +65,12 @@ impl Default for Timing {
 
 /// What is in a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
-    owner: Owner,
+pub(super) struct Record {
+    pub owner: Owner,
     /// For whom it works: others of the same group have its failure, whenever they come.
-    group: Option<String>,
+    pub group: Option<String>,
     /// Why it did not work, as [`Failure::encode`] writes it.
-    failure: Option<String>,
+    pub failure: Option<String>,
 }
 
 /// A lease that this process holds.
@@ -83,15 +84,15 @@ pub struct Lease {
 
 /// What somebody else's lease looks like at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
+pub(super) struct Seen {
     /// None if it cannot be read: what stands there may be anything.
-    record: Option<Record>,
+    pub record: Option<Record>,
     /// Of the file: number, seconds, nanoseconds.
     changed: (u64, i64, i64),
 }
 
 /// Looks at a lease. To be opened is what makes NFS ask the server.
-fn look(path: &Path) -> io::Result<Option<Seen>> {
+pub(super) fn look(path: &Path) -> io::Result<Option<Seen>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let opened = File::options().read(true).custom_flags(flags.bits() as i32).open(path);
     let (found, text) = match opened {
@@ -122,24 +123,23 @@ fn is_held_by(path: &Path, owner: &Owner) -> bool {
 
 impl Lease {
     /// Takes a lease that nobody has. None if somebody has it.
-    fn claim(path: &Path, group: Option<&str>, timing: &Timing) -> Result<Option<Lease>, Failure> {
-        let failed = |error| write_failure(path, "cannot make the lease", error);
-        let file = match File::options().write(true).create_new(true).mode(0o600).open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
+    pub(super) fn claim(path: &Path, group: Option<&str>, timing: &Timing) -> Result<Option<Lease>, Failure> {
         let record = Record { owner: Owner::own(), group: group.map(str::to_owned), failure: None };
-        let lease =
-            write(&file, &record).map_err(failed).and_then(|()| Lease::hold(path, record, file, timing));
+        let made = match make_linked(path, &record)? {
+            Made::NoLinks => make_exclusive(path, &record)?,
+            made => made,
+        };
+        let Made::New(file) = made else { return Ok(None) };
+        let owner = record.owner.clone();
+        let lease = Lease::hold(path, record, file, timing);
         if lease.is_err() {
-            let _ = fs::remove_file(path);
+            remove(path, &owner);
         }
         lease.map(Some)
     }
 
     /// Takes a lease that its owner has left as it was `seen`. None if that, or anybody else, was faster.
-    fn take_over(
+    pub(super) fn take_over(
         path: &Path,
         seen: &Seen,
         group: Option<&str>,
@@ -150,6 +150,7 @@ impl Lease {
         if look(path).map_err(failed)?.as_ref() != Some(seen) {
             return Ok(None);
         }
+        debug!(?path, ?seen, "a lease that nobody holds is taken over");
         let record = Record { owner: Owner::own(), group: group.map(str::to_owned), failure: None };
         let file = replace(path, &record).map_err(failed)?;
         Lease::hold(path, record, file, timing).map(Some)
@@ -163,6 +164,7 @@ impl Lease {
             while stopped.recv_timeout(renew) == Err(RecvTimeoutError::Timeout) {
                 // Who was stopped for long may have lost it.
                 if !is_held_by(&own, &owner) {
+                    debug!(path = ?own, "somebody has taken the lease over");
                     return;
                 }
                 touch(&file);
@@ -199,6 +201,54 @@ impl Drop for Lease {
         if !self.path.as_os_str().is_empty() {
             remove(&self.path, &self.record.owner);
         }
+    }
+}
+
+/// What came of trying to make a lease.
+enum Made {
+    /// It is this process's.
+    New(File),
+    /// Somebody has it.
+    Taken,
+    /// The file system has no links.
+    NoLinks,
+}
+
+/// Makes a lease that is whole from the beginning: who is killed leaves one that tells whose it was, or none.
+fn make_linked(path: &Path, record: &Record) -> Result<Made, Failure> {
+    let failed = |error: io::Error| write_failure(path, "cannot make the lease", error);
+    let draft = Draft::create_in(path.parent().unwrap_or(Path::new(".")))?;
+    write(draft.file(), record).map_err(failed)?;
+    match draft.publish_exclusively(path.file_name().unwrap_or_default()) {
+        Ok(file) => Ok(Made::New(file)),
+        Err(Errno::EXIST) => Ok(Made::Taken),
+        Err(errno) if lacks_links(errno) => Ok(Made::NoLinks),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+/// The same without links: for a moment it is empty.
+fn make_exclusive(path: &Path, record: &Record) -> Result<Made, Failure> {
+    let failed = |error: io::Error| write_failure(path, "cannot make the lease", error);
+    let file = match File::options().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Made::Taken),
+        Err(error) => return Err(failed(error)),
+    };
+    if let Err(error) = write(&file, record) {
+        let _ = fs::remove_file(path);
+        return Err(failed(error));
+    }
+    Ok(Made::New(file))
+}
+
+/// Removes a lease whose owner is certainly gone, or has failed. To be called when the image is there.
+pub fn remove_dead(path: &Path) {
+    let record = look(path).ok().flatten().and_then(|seen| seen.record);
+    if let Some(record) = record
+        && (record.failure.is_some() || record.owner.is_dead())
+    {
+        remove(path, &record.owner);
     }
 }
 
@@ -264,110 +314,53 @@ impl Drop for Guard {
     }
 }
 
-/// What came of waiting for a lease.
-pub enum Acquired {
-    /// This process has it.
-    Owned(Lease),
-    /// Who had it has ended well, or was interrupted.
-    Released,
-    /// Who had it has failed, and so have those who waited.
-    Failed(Failure),
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::testing::Scratch;
+    use std::time::Instant;
 
-/// Somebody who wants a lease.
-pub struct Candidate<'a> {
-    /// The lease's file.
-    pub path: &'a Path,
-    /// For whom it works.
-    pub group: Option<&'a str>,
-    /// How leases are watched.
-    pub timing: Timing,
-    /// When waiting ends.
-    pub deadline: Instant,
-}
+    /// As on file systems that have nothing but O_EXCL.
+    #[test]
+    fn one_of_many_makes_it_with_and_without_links() {
+        for make in [make_linked, make_exclusive] {
+            let scratch = Scratch::new();
+            let path = scratch.path().join("lease");
+            let record = || Record { owner: Owner::own(), group: None, failure: None };
+            let try_once = || matches!(make(&path, &record()).unwrap(), Made::New(_));
+            let made = std::thread::scope(|scope| {
+                let all: Vec<_> = (0..16).map(|_| scope.spawn(try_once)).collect();
+                all.into_iter().map(|one| one.join().unwrap()).filter(|made| *made).count()
+            });
+            assert_eq!(made, 1);
+            assert_eq!(scratch.names(), ["lease"]);
+            assert!(look(&path).unwrap().unwrap().record.is_some());
+            fs::remove_file(&path).unwrap();
+            assert!(try_once());
+        }
+    }
 
-impl Candidate<'_> {
-    /// Waits for the lease; `waiting` is called again and again, with who has it.
-    pub fn acquire(&self, mut waiting: impl FnMut(&str)) -> Result<Acquired, Failure> {
-        let mut watched: Option<(Seen, Instant)> = None;
+    #[test]
+    fn a_lease_is_renewed_and_removed_by_its_owner_alone() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("lease");
+        let timing = Timing { renew: Duration::from_millis(20), ..Timing::default() };
+        let lease = Lease::claim(&path, None, &timing).unwrap().unwrap();
+        assert!(Lease::claim(&path, None, &timing).unwrap().is_none());
+        let first = look(&path).unwrap().unwrap();
         let begin = Instant::now();
-        loop {
-            let seen =
-                look(self.path).map_err(|error| write_failure(self.path, "cannot read the lease", error))?;
-            let mut holder = "another process".to_owned();
-            if let Some(seen) = seen {
-                let before = watched.take();
-                if let Some(failure) = self.shared_failure(&seen, before.as_ref().map(|(before, _)| before)) {
-                    return Ok(Acquired::Failed(failure));
-                }
-                let first = before.is_none();
-                let unchanged = before.filter(|(before, _)| *before == seen);
-                let since = unchanged.map_or_else(Instant::now, |(_, since)| since);
-                if self.is_abandoned(&seen, since, first)
-                    && let Some(lease) = Lease::take_over(self.path, &seen, self.group, &self.timing)?
-                {
-                    return Ok(Acquired::Owned(lease));
-                }
-                holder = describe(&seen);
-                watched = Some((seen, since));
-            } else if watched.is_some() {
-                return Ok(Acquired::Released);
-            } else if let Some(lease) = Lease::claim(self.path, self.group, &self.timing)? {
-                return Ok(Acquired::Owned(lease));
-            }
-            if Instant::now() >= self.deadline {
-                return Err(self.out_of_time(&holder, begin.elapsed()));
-            }
-            waiting(&holder);
-            // A thousand of them must not be a burden for the file server.
-            let slower = 1 + (begin.elapsed().as_secs() / 10).min(6) as u32;
-            std::thread::sleep(self.timing.poll * slower);
+        while look(&path).unwrap().unwrap().changed == first.changed {
+            assert!(begin.elapsed() < Duration::from_secs(20), "nobody touches it");
         }
-    }
-
-    /// The failure in a lease, if it is this candidate's, too: it has watched that owner work, or is of the same group and not
-    /// much later.
-    fn shared_failure(&self, seen: &Seen, before: Option<&Seen>) -> Option<Failure> {
-        let record = seen.record.as_ref()?;
-        let failure = record.failure.as_ref()?;
-        let owner_before = before.and_then(|before| before.record.as_ref()).map(|record| &record.owner);
-        let same_group = self.group.is_some() && record.group.as_deref() == self.group;
-        let shared = owner_before == Some(&record.owner) || (same_group && !self.is_old());
-        shared.then(|| Failure::decode(failure.as_bytes(), FAILURE_LIMIT))
-    }
-
-    /// Whether nobody holds it any more. The file system's clock is asked at the first look only: it costs a file.
-    fn is_abandoned(&self, seen: &Seen, since: Instant, first: bool) -> bool {
-        let over = |record: &Record| record.failure.is_some() || record.owner.is_dead();
-        if seen.record.as_ref().is_some_and(over) || since.elapsed() >= self.timing.silent {
-            return true;
-        }
-        first && self.is_old()
-    }
-
-    /// Whether it has not changed for long, by the file system's clock.
-    fn is_old(&self) -> bool {
-        let modified = fs::symlink_metadata(self.path).and_then(|found| found.modified());
-        let now = file_system_time(self.path.parent().unwrap_or(Path::new(".")));
-        let age = now.ok().zip(modified.ok()).and_then(|(now, modified)| now.duration_since(modified).ok());
-        age.is_some_and(|age| age >= self.timing.old)
-    }
-
-    fn out_of_time(&self, holder: &str, waited: Duration) -> Failure {
-        let minutes = waited.as_secs() / 60;
-        Failure::new(format!("{holder} is still importing it after {minutes} minutes")).hint(format!(
-            "look what it does, or end it: another one takes over; its lease is {}",
-            crate::shown(self.path)
-        ))
-    }
-}
-
-fn describe(seen: &Seen) -> String {
-    match &seen.record {
-        Some(record) => {
-            let host = mizzen_core::failure::quote(record.owner.host.as_bytes());
-            format!("process {} on {host}", record.owner.pid)
-        }
-        None => "another process".to_owned(),
+        // Somebody takes it over.
+        let other = Record { owner: Owner::own(), group: None, failure: None };
+        replace(&path, &other).unwrap();
+        drop(lease);
+        assert_eq!(look(&path).unwrap().unwrap().record, Some(other.clone()), "it is not its own any more");
+        remove_dead(&path);
+        assert!(path.exists(), "its owner lives");
+        replace(&path, &Record { failure: Some("125".to_owned()), ..other }).unwrap();
+        remove_dead(&path);
+        assert!(!path.exists() && scratch.names().is_empty());
     }
 }

@@ -10,6 +10,7 @@
 //!
 //! Run by: the user, in the importer.
 
+mod candidate;
 pub mod key;
 pub mod lease;
 mod owner;
@@ -30,8 +31,9 @@ use rustix::process::geteuid;
 
 use crate::output::{self, file_system_time, is_own_file, write_failure};
 use crate::shown;
+use candidate::{Acquired, Candidate};
 use key::{ImageKey, NamedImage, SIDECAR};
-use lease::{Acquired, Candidate, Timing};
+use lease::Timing;
 use sidecar::{Provenance, Sidecar};
 
 /// Begins the names of leases.
@@ -190,7 +192,7 @@ impl Store {
         let mut use_existing = !options.again;
         let lease = loop {
             if let Some(image) = self.find(key).filter(|_| use_existing) {
-                return Ok(image);
+                return Ok(self.repaired(key, image));
             }
             let tell = |holder: &str| {
                 use_existing = true;
@@ -218,6 +220,16 @@ impl Store {
                 Err(failure)
             }
         }
+    }
+
+    /// An image whose importer was killed when the file was complete, and nothing else.
+    fn repaired(&self, key: &ImageKey, image: StoredImage) -> StoredImage {
+        lease::remove_dead(&self.directory.join(key.lease_name()));
+        if image.sidecar.is_some() || image.path != self.path_of(key) {
+            return image;
+        }
+        let provenance = Provenance { source: key.reference.clone(), file_digest: None };
+        self.record(key, &provenance).unwrap_or(image)
     }
 
     /// Writes down what is known of an image whose file is there.

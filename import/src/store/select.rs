@@ -3,6 +3,7 @@
 //!
 //! Run by: the user, in the importer.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io;
@@ -58,6 +59,18 @@ impl ListedImage {
     }
 }
 
+/// Of each reference and platform the image that was made last: what its tag meant when it was last asked for.
+pub fn latest<'a>(images: impl IntoIterator<Item = &'a ListedImage>) -> Vec<&'a ListedImage> {
+    let mut latest: BTreeMap<_, &ListedImage> = BTreeMap::new();
+    for image in images.into_iter().filter(|image| image.is_imported()) {
+        let last = latest.entry((&image.reference, &image.platform)).or_insert(image);
+        if image.created > last.created {
+            *last = image;
+        }
+    }
+    latest.into_values().collect()
+}
+
 /// The images of a directory, in the order of their names; whatever else is there is left out.
 pub fn list(directory: &Path) -> io::Result<Vec<ListedImage>> {
     let mut names = Vec::new();
@@ -86,7 +99,7 @@ fn look_at(path: PathBuf) -> Option<ListedImage> {
         }
         _ => recognise(&path, &found)?,
     };
-    let sidecar = Sidecar::read(&path);
+    let sidecar = Sidecar::read_for(&path, found.len());
     let modified = found.mtime();
     let digest = |text: &str| Digest::parse(text);
     let (reference, platform, manifest_digest) = match (&sidecar, named) {

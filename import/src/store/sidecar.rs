@@ -70,6 +70,11 @@ impl Sidecar {
         Sidecar { reference: reference.to_owned(), ..self.clone() }
     }
 
+    /// Of this image file, if it has a good one, and not that of another file which had its name before.
+    pub fn read_for(image: &Path, size: u64) -> Option<Sidecar> {
+        Sidecar::read(image).filter(|sidecar| sidecar.size == size)
+    }
+
     /// Of this image file, if it has a good one.
     pub fn read(image: &Path) -> Option<Sidecar> {
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;

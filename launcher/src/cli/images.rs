@@ -48,7 +48,7 @@ Examples:
 /// What is imported, how, and where to.
 #[derive(Clone, Debug, Args)]
 pub struct ImportArgs {
-    /// The file to write; without it the image goes to your image store
+    /// The file to write; without it an image of a registry goes to your image store
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// The image for another machine than this one: OS/ARCH[/VARIANT], as linux/arm64
