@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod seeds;
+mod targets;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,6 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
-use mizzen::fuzz::TARGETS;
 use mizzen_tests::target_dir;
 
 const USAGE: &str = "usage: mizzen-fuzz PARSERS SECONDS [NAME]...";
@@ -25,11 +25,12 @@ fn main() -> Result<ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [program, seconds, wanted @ ..] = args.as_slice() else { bail!(USAGE) };
     let seconds: u32 = seconds.parse().context(USAGE)?;
-    if let Some(unknown) = wanted.iter().find(|name| !TARGETS.iter().any(|(known, _)| name == known)) {
-        bail!("{unknown}: no such parser; there are {:?}", TARGETS.map(|(name, _)| name));
+    let names: Vec<&str> = targets::all().map(|(name, _)| name).collect();
+    if let Some(unknown) = wanted.iter().find(|name| !names.contains(&name.as_str())) {
+        bail!("{unknown}: no such parser; there are {names:?}");
     }
     let wanted = |name: &&str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
-    let waiting = Mutex::new(TARGETS.map(|(name, _)| name).into_iter().filter(wanted));
+    let waiting = Mutex::new(names.iter().copied().filter(wanted));
     let next = || waiting.lock().ok().and_then(|mut waiting| waiting.next());
     let home = target_dir().join("fuzz");
     fs::create_dir_all(&home)?;

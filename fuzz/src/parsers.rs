@@ -4,12 +4,13 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use mizzen::fuzz::TARGETS;
+
+mod targets;
 
 static PARSER: LazyLock<fn(&[u8]) -> bool> = LazyLock::new(|| {
     let wanted = std::env::var("FUZZ").unwrap_or_default();
-    let Some((_, parser)) = TARGETS.into_iter().find(|(name, _)| *name == wanted) else {
-        let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
+    let Some((_, parser)) = targets::all().find(|(name, _)| *name == wanted) else {
+        let names: Vec<&str> = targets::all().map(|(name, _)| name).collect();
         eprintln!("FUZZ={wanted:?} is no parser; there are {}", names.join(", "));
         std::process::exit(2);
     };

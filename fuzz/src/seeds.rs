@@ -1,7 +1,9 @@
 //! What the fuzzers start from: one good input of every form, made with the real tools where there are some.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use mizzen_tests::images::{ImageTree, sif};
@@ -22,6 +24,8 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         "config" => texts(&[include_str!("../../conf/mizzen.toml"), CONFIG]),
         "options" => texts(&[OPTIONS]),
         "slurm-command" => texts(&["E\0", "K\u{9}", "R\u{7f}no such command\nload a module", ORDER]),
+        "tar" => archives(),
+        "layer" => layers(),
         _ => bail!("{name} has no seeds"),
     }
 }
@@ -42,6 +46,43 @@ fn squashfs() -> Result<Vec<Vec<u8>>> {
         &["-comp", "zstd"],
     ];
     layouts.into_iter().map(packed).collect()
+}
+
+/// A tree in each format of tar archives.
+fn archives() -> Result<Vec<Vec<u8>>> {
+    let tree = ImageTree::empty()?;
+    tree.file("bin/sh", "#!/bin/true\n")?;
+    tree.file(&format!("{}/name", "long".repeat(60)), "")?;
+    tree.file("etc/sparse", "start")?;
+    tree.link("etc/link", &"far".repeat(60))?;
+    let sparse = fs::File::options().write(true).open(tree.path("etc/sparse"))?;
+    sparse.set_len(40 << 10)?;
+    setxattr(tree.path("bin/sh"), "user.own", b"x", XattrFlags::empty()).context("extended attributes")?;
+    let options: [&[&str]; 5] = [
+        &["--format=gnu", "--sparse"],
+        &["--format=pax", "--sparse", "--xattrs"],
+        &["--format=pax", "--sparse", "--sparse-version=0.0"],
+        &["--format=pax", "--sparse", "--sparse-version=0.1"],
+        &["--format=oldgnu"],
+    ];
+    let archive = |options: &&[&str]| {
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(tree.path("")).args(["-b1", "-cf", "-"]).args(*options).args(["bin", "etc"]);
+        Ok(tar.arg("long".repeat(60)).output().context("tar")?.stdout)
+    };
+    options.iter().map(archive).collect()
+}
+
+/// The same, compressed.
+fn layers() -> Result<Vec<Vec<u8>>> {
+    let mut layers = archives()?;
+    for program in ["gzip", "zstd", "xz"] {
+        let mut child =
+            Command::new(program).arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        child.stdin.take().context("no pipe")?.write_all(&layers[0])?;
+        layers.push(child.wait_with_output()?.stdout);
+    }
+    Ok(layers)
 }
 
 /// A small image with files of several kinds.

@@ -113,7 +113,7 @@ impl<R: Read> Stream<R> {
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         if scratch.len() < piece_len {
-            scratch.resize(piece_len, 0);
+            scratch = vec![0; piece_len];
         }
         while left > 0 {
             let piece = left.min(scratch.len() as u64) as usize;

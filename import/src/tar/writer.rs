@@ -44,8 +44,10 @@ impl<W: Write> Writer<W> {
         }
         self.out.write_all(&header.block)?;
         let mut left = size;
-        self.buffer.resize(COPY_LEN, 0);
         while left > 0 {
+            if self.buffer.is_empty() {
+                self.buffer = vec![0; COPY_LEN];
+            }
             let len = self.buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             match content.read(&mut self.buffer[..len]) {
                 Ok(0) => return Err(Error::new(ErrorKind::UnexpectedEof, "it is shorter than it was")),
