@@ -9,6 +9,7 @@ use mizzen::cli::images as cli;
 use mizzen::cli::images::{
     AccountArgs, Compressor, ExportArgs, ImportArgs, LoginArgs, LogoutArgs, WritingArgs,
 };
+use mizzen::layer_cache;
 use mizzen::report::{print, report, report_note};
 use mizzen_core::failure::quote_reference;
 use mizzen_core::find_image::find_file;
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 use crate::export::{self, ExportFormat, ExportOptions, Owners};
 use crate::images::Outcome;
 use crate::import::{Imported as ImportedFile, Importer};
-use crate::layer::{LayerCache, cache_directory, compressor_name};
+use crate::layer::{LayerCache, compressor_name};
 use crate::manifest::Platform;
 use crate::output::{Existing, OutputFile};
 use crate::progress::Bars;
@@ -91,7 +92,7 @@ impl<'a> Session<'a> {
         let limit = Amount::parse(&self.config.layer_cache_max_size)?;
         let importer = Importer {
             compressors: compressors.map_err(|error| Failure::new(error.to_string()))?,
-            cache: LayerCache::open(cache_directory()?, limit)?,
+            cache: LayerCache::open(layer_cache::directory()?, limit)?,
             use_cache: self.use_cache,
             platform: self.platform.clone(),
             keep_owners: self.keep_owners,
