@@ -81,10 +81,15 @@ impl LocalRegistry {
         Ok(LocalRegistry { process, directory, port })
     }
 
+    /// Its host and port.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     /// Copies an image into it, with these options of skopeo's.
     pub fn push(&self, layout: &Layout, tag: &str, name: &str, options: &[&str]) -> Result<()> {
         let from = format!("oci:{}:{tag}", layout.path().display());
-        let to = format!("docker://127.0.0.1:{}/{name}", self.port);
+        let to = format!("docker://{}/{name}", self.address());
         let mut skopeo = Command::new("skopeo");
         skopeo.args(["copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false"]).args(options);
         run_tool(skopeo.args([from, to])).context("skopeo is needed: apt-get install skopeo")?;
