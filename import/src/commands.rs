@@ -278,6 +278,7 @@ pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
     let mut progress = |bytes| bar.advance(bytes);
     let exported = match &args.output {
         Some(path) => {
+            export::check_output(&options.image, path)?;
             let output = OutputFile::create(path, Existing::with_force(args.force))?;
             let exported = export::export(&options, &mut output.file(), &mut progress)?;
             output.publish()?;
