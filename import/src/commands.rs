@@ -20,7 +20,7 @@ use mizzen_core::{Config, Failure, Reference};
 use mizzen_squashfs::writer::{Compression, Compressors, Options};
 use serde_json::{Value, json};
 
-use crate::export::{self, ExportFormat, ExportOptions, Owners};
+use crate::export::{self, ExportCompression, ExportFormat, ExportOptions, Owners};
 use crate::images::Outcome;
 use crate::import::{Imported as ImportedFile, Importer};
 use crate::layer::{LayerCache, compressor_name};
@@ -265,7 +265,11 @@ pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
     let output_name = args.output.as_deref().map_or_else(|| "standard output".to_owned(), shown);
     let options = ExportOptions {
         format,
-        compression: format.compression(),
+        compression: args.compression.map_or(format.compression(), |compression| match compression {
+            cli::ExportCompression::None => ExportCompression::None,
+            cli::ExportCompression::Gzip => ExportCompression::Gzip,
+            cli::ExportCompression::Zstd => ExportCompression::Zstd,
+        }),
         tag: args.tag.clone(),
         owners: Owners::Usual,
         scratch: export::scratch_directory(args.output.as_deref()),
