@@ -1,8 +1,9 @@
 //! Converted layers that are kept for the next image on the same base: one file each, in a directory of the user's, named
 //! after the digest of the blob and how it was converted.
 //!
-//! A file appears when it is complete and on disk. It is compared with its digests whenever it is used, so what a disk has
-//! lost costs a download and nothing else. The ones that were not used for the longest time go first.
+//! A file appears when it is complete. It is not waited until it is on disk: a layer is compared with its digests whenever it is
+//! used, so what a disk or a loss of power has taken costs a download and nothing else. The ones that were not used for the
+//! longest time go first.
 //!
 //! Run by: the user, in the importer.
 
