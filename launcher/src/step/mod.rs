@@ -150,6 +150,7 @@ fn enter(
             let mut options = RunOptions::new(image, command, settings, config, Origin::StepOption)?;
             options.step = of_step;
             options.import.config = handover.config.clone();
+            options.import.variables = account_variables(accounts);
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
                 options.staging.expect(&sent)?;
             }
@@ -178,6 +179,13 @@ fn enter(
     let mut environment = environment.to_vec();
     environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
     Ok(Program::new(&options, &facts, typed_command(&options, &facts), &environment))
+}
+
+/// Where the user's store and credentials are, for an importer in a job that was given no environment (`--export=NONE`).
+fn account_variables(accounts: &Accounts) -> Vec<(&'static str, OsString)> {
+    let home = accounts.home.clone().map(|home| ("HOME", home.into_os_string()));
+    let user = accounts.user.clone().map(|user| ("USER", user.into()));
+    home.into_iter().chain(user).collect()
 }
 
 /// The image as Slurm's log names it: which file, which content, which name in a registry.
