@@ -74,7 +74,7 @@ pub fn prepare(options: &RunOptions, host: &Host, reporter: Box<dyn Reporter>) -
         let watch = Watch::new(reporter)?;
         let root = serve(&image, options, host, &watch)?;
         let (plan, data) = make_plan(options, &image, host)?;
-        Ok(Prepared { plan, sources: Sources { root, data, watch } })
+        Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None } })
     })
 }
 

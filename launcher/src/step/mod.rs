@@ -31,8 +31,8 @@ use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
-use crate::sandbox::{self, Namespaces};
-use crate::slurm::{self, CallerContext};
+use crate::sandbox::{self, Namespaces, Sources};
+use crate::slurm::{self, CallerContext, Helper};
 use crate::{sys, trace};
 use channel::TaskChannel;
 use step_reporter::StepReporter;
@@ -156,14 +156,18 @@ fn enter(
             }
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
+            let mut helper = None;
             if let Some(step) = options.step.as_mut().filter(|_| calls && slurm_commands) {
                 match slurm::start_helper() {
-                    Ok(address) => step.commands = Some(address),
+                    Ok(started) => {
+                        helper = Some(started);
+                        step.commands = Some(slurm::helper_address());
+                    }
                     // The program may never call one.
                     Err(failure) => note(handover, &failure.to_string()),
                 }
             }
-            let (namespaces, plan) = build(handover, channel, &options, *user_namespace, accounts)?;
+            let (namespaces, plan) = build(handover, channel, &options, helper, *user_namespace, accounts)?;
             channel.log_ready(&format!("{}: {}", log_name(&options.image, &plan.facts), trace::phases()));
             // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
             // have a step for every core of a node.
@@ -211,6 +215,7 @@ fn build(
     handover: &Handover,
     channel: &TaskChannel,
     options: &RunOptions,
+    helper: Option<Helper>,
     user_namespace: Option<i32>,
     accounts: &Accounts,
 ) -> Result<(Namespaces, Plan), Failure> {
@@ -222,7 +227,7 @@ fn build(
     if let Some(text) = unmapped_groups(&plan.identity, accounts) {
         note(handover, &text);
     }
-    let namespaces = pipeline::build(&plan, sources, user_namespace)?;
+    let namespaces = pipeline::build(&plan, Sources { helper, ..sources }, user_namespace)?;
     Ok((namespaces, plan))
 }
 
