@@ -15,7 +15,7 @@ const HTPASSWD: &str = "alice:$2y$05$6hS8ZsFBbGy50MmSqbw4Nej77kMmzAc0N/jI29uCuhC
 const TOML: &str =
     "[registries.\"ctl:5000\"]\nplain_http = true\n[registries.\"ctl:5001\"]\nplain_http = true\n";
 
-/// A cluster with both registries. `app:1` has two layers, a variable, a working directory and a command; `app:2` is `app:1` with
+/// A cluster with both registries. `app:1` has two layers, a variable and a command; `app:2` is `app:1` with
 /// another layer on top.
 fn with_registries(spec: Spec, more_toml: &str) -> (Cluster, Registries) {
     let base = ImageTree::busybox().unwrap();
@@ -24,8 +24,7 @@ fn with_registries(spec: Spec, more_toml: &str) -> (Cluster, Registries) {
     let newer = ImageTree::empty().unwrap();
     newer.file("opt/app/version", "two\n").unwrap();
     let layout = Layout::new().unwrap();
-    let config =
-        ["--config.env=APP=yes", "--config.workingdir=/opt/app", "--config.cmd=cat", "--config.cmd=version"];
+    let config = ["--config.env=APP=yes", "--config.cmd=cat", "--config.cmd=/opt/app/version"];
     layout.image("one", &[&base, &app], &config).unwrap();
     layout.image("two", &[&base, &app, &newer], &config).unwrap();
     let registry = LocalRegistry::start().unwrap();
@@ -54,10 +53,10 @@ fn fetched(registries: &Registries) -> Vec<String> {
 fn a_step_runs_in_an_image_of_a_registry(release: Release) {
     let (cluster, registries) = with_registries(Spec { nodes: 2, ..one_node(release, "registry") }, "");
     let step = cluster.run(
-        "srun -N2 -n2 --container=docker://ctl:5000/lab/app:1 sh -c 'cat /opt/app/version; echo $APP; pwd'",
+        "srun -N2 -n2 --container=docker://ctl:5000/lab/app:1 sh -c 'echo $(cat /opt/app/version) $APP'",
     );
     assert_eq!(step.stderr, "");
-    assert_out(&step, 0, &"one\nyes\n/opt/app\n".repeat(2));
+    assert_out(&step, 0, &"one yes\n".repeat(2));
     let all = fetched(&registries);
     let mut distinct = all.clone();
     distinct.dedup();
@@ -86,7 +85,7 @@ fn a_step_runs_in_an_image_of_a_registry(release: Release) {
 fn eight_nodes_fetch_every_blob_once() {
     let (cluster, registries) =
         with_registries(Spec { nodes: 8, cpus: 1, ..Cluster::spec("registry-eight") }, "");
-    let step = cluster.run("srun -N8 --container=docker://ctl:5000/lab/app:2 cat version");
+    let step = cluster.run("srun -N8 --container=docker://ctl:5000/lab/app:2 cat /opt/app/version");
     assert_out(&step, 0, &"two\n".repeat(8));
     let all = fetched(&registries);
     let mut distinct = all.clone();
@@ -127,7 +126,7 @@ fn passwords_are_asked_for_and_stay_where_they_belong() {
     assert_eq!(cluster.run("ls .docker .config/containers 2>/dev/null").stdout, "");
     let right = cluster.run("echo secret | mizzen login ctl:5001 -u alice --password-stdin");
     assert_eq!((right.code, right.stderr.as_str()), (0, ""), "{}", right.text());
-    let step = cluster.run(&format!("srun --container={image} sh -c 'cat version; env'"));
+    let step = cluster.run(&format!("srun --container={image} sh -c 'cat /opt/app/version; env'"));
     assert_eq!((step.code, step.stdout.starts_with("one\n")), (0, true), "{}", step.text());
     // Not in the job's environment, nor in any log.
     assert!(!step.text().contains("secret") && !cluster.slurmd_log("node1").contains("secret"));
@@ -150,7 +149,7 @@ fn images_are_listed_updated_and_removed() {
         "docker://ctl:5000/lab/app:1: unchanged\n",
     );
     assert_out(
-        &cluster.run("srun --container=$(ls .local/share/mizzen/images/*.sqsh) cat version"),
+        &cluster.run("srun --container=$(ls .local/share/mizzen/images/*.sqsh) cat /opt/app/version"),
         0,
         "one\n",
     );
@@ -164,5 +163,5 @@ fn images_are_listed_updated_and_removed() {
         "mizzen import -o app.sqsh docker://ctl:5000/lab/app:1 && mizzen import -o app.sqsh docker://ctl:5000/lab/app:1",
     );
     assert_told(&file, 1, "mizzen: app.sqsh: ", "--force");
-    assert_out(&cluster.run("srun --container=app.sqsh cat version"), 0, "one\n");
+    assert_out(&cluster.run("srun --container=app.sqsh cat /opt/app/version"), 0, "one\n");
 }
