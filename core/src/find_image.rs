@@ -48,8 +48,8 @@ impl ImageFinder<'_> {
     /// Finds an image, sees that it is one, and that the site allows it.
     pub fn find(&mut self, value: &[u8]) -> Result<ImageSource, Failure> {
         check_path_text(value)?;
-        let is_there = || self.directory.join(OsStr::from_bytes(value)).symlink_metadata().is_ok();
-        if names_a_registry(value) && !is_there() {
+        if names_a_registry(value) {
+            refuse_file_of_that_name(value, self.directory)?;
             let reference = Reference::parse(value)?;
             return self.find_in_registry(&reference).map_err(|failure| name(&reference, failure));
         }
@@ -96,6 +96,18 @@ impl ImageFinder<'_> {
         self.policy.check_file(&opened.file).map_err(|failure| failure.about(shown()))?;
         Ok(Some(opened.form))
     }
+}
+
+/// A name that is also that of a file could mean either, and anybody may put files into some directories. With a scheme it means
+/// the registry.
+fn refuse_file_of_that_name(value: &[u8], directory: &Path) -> Result<(), Failure> {
+    let is_there = directory.join(OsStr::from_bytes(value)).symlink_metadata().is_ok();
+    if scheme_of(value).is_some() || !is_there {
+        return Ok(());
+    }
+    let shown = quote_reference(value);
+    Err(Failure::new(format!("{shown} is the name of a file here, and of an image in a registry"))
+        .hint(format!("write ./{shown} for the file, docker://{shown} for the registry")))
 }
 
 /// Finds a file or directory: its absolute path, and the content that the name asks for. `look` says what lies at a path; None if
@@ -328,15 +340,23 @@ mod tests {
     }
 
     #[test]
-    fn a_file_stays_a_file() {
+    fn a_path_is_a_file_and_a_scheme_never() {
         let directory = std::env::temp_dir().join(format!("mizzen-find-{}", std::process::id()));
         std::fs::create_dir_all(directory.join("nvcr.io#nvidia/bin")).unwrap();
         let text = directory.to_str().unwrap();
+        std::fs::create_dir_all(directory.join("docker:/ubuntu/bin")).unwrap();
         let (found, asked) = find(b"nvcr.io#nvidia", text, &Config::default());
-        assert_eq!(found, Ok(ImageSource::file(directory.join("nvcr.io#nvidia"))));
+        let failure = found.unwrap_err();
+        assert_eq!(
+            failure.message,
+            "nvcr.io#nvidia is the name of a file here, and of an image in a registry"
+        );
+        assert!(failure.hint.unwrap().starts_with("write ./nvcr.io#nvidia for the file") && asked.is_empty());
         let absolute = directory.join("nvcr.io#nvidia");
-        let (same, _) = find(absolute.as_os_str().as_bytes(), "/", &Config::default());
-        assert_eq!((same, asked), (Ok(ImageSource::file(absolute)), Vec::new()));
+        let (found, asked) = find(absolute.as_os_str().as_bytes(), "/", &Config::default());
+        assert_eq!((found, asked), (Ok(ImageSource::file(absolute)), Vec::new()));
+        let (found, _) = find(b"docker://ubuntu", text, &Config::default());
+        assert!(matches!(found, Ok(ImageSource::Stored { .. })), "{found:?}");
         std::fs::remove_dir_all(directory).unwrap();
     }
 

@@ -157,6 +157,31 @@ pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
     trusted(&found).map_err(failed)
 }
 
+/// Refuses a file or directory of a user in whose place somebody else could put another, at any level: of the path as it is
+/// written, and of the one that its links lead to. Everything must be the user's or root's, and writable by nobody else. What a
+/// user opens to their own groups is theirs to decide.
+pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
+    let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
+    let real = path.canonicalize().map_err(|error| failed(format!("cannot be found: {}", cause(&error))))?;
+    for part in path.ancestors().chain(real.ancestors()).filter(|part| !part.as_os_str().is_empty()) {
+        let found = part.symlink_metadata().map_err(|error| failed(cause(&error)))?;
+        let by_others = if found.uid() == 0 { 0o022 } else { 0o002 };
+        let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
+        let why = if found.uid() != 0 && found.uid() != uid {
+            format!("belongs to uid {}", found.uid())
+        } else if !found.is_symlink() && !is_sticky && found.mode() & by_others != 0 {
+            format!("can be written by others (mode {:04o})", found.mode() & 0o7777)
+        } else {
+            continue;
+        };
+        let shown = part.display();
+        return Err(failed(format!("is not safe from other users: {shown} {why}")).hint(
+            "it and all directories above it must belong to you or to root, and let nobody else write",
+        ));
+    }
+    Ok(())
+}
+
 /// Why root must not believe this file or directory.
 fn trusted(found: &Metadata) -> Result<(), String> {
     // A sticky directory (/tmp) lets nobody replace root's entries, but the entry must then exist.
@@ -174,4 +199,37 @@ fn read_at_most(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir, remove_dir_all, set_permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_users_directory_is_safe_from_others_at_every_level() {
+        let top = std::env::temp_dir().join(format!("mizzen-own-{}", std::process::id()));
+        let mode = |path: &Path, mode: u32| set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        let (middle, store) = (top.join("alice"), top.join("alice/images"));
+        [&top, &middle, &store].into_iter().for_each(|path| create_dir(path).unwrap());
+        symlink(&middle, top.join("link")).unwrap();
+        let uid = top.metadata().unwrap().uid();
+        let why = |path: &Path| check_only_users(path, uid).map_err(|failure| failure.message).err();
+        mode(&top, 0o1777);
+        assert_eq!((why(&store), why(&top.join("link/images"))), (None, None));
+        mode(&middle, 0o777);
+        let expected = format!("{} can be written by others (mode 0777)", middle.display());
+        assert!(why(&store).unwrap().ends_with(&expected), "{:?}", why(&store));
+        assert!(why(&top.join("link/images")).unwrap().ends_with(&expected));
+        mode(&middle, 0o755);
+        if uid == 0 {
+            // Nobody's, in a sticky directory: whoever owns it can put another in its place.
+            std::os::unix::fs::chown(&middle, Some(4711), None).unwrap();
+            assert!(why(&store).unwrap().ends_with("belongs to uid 4711"));
+            assert!(check_only_users(&middle, 4711).is_ok());
+        }
+        remove_dir_all(top).unwrap();
+    }
 }

@@ -9,9 +9,11 @@ use mizzen_core::config::ImportWhen;
 use mizzen_core::find_image::{Importer, refused_by_key};
 use mizzen_core::importer::ImporterProcess;
 use mizzen_core::request::ImageSource;
+use mizzen_core::trusted_file::check_only_users;
 use mizzen_core::{Failure, Reference, image_store, importer};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::geteuid;
 
 use crate::image::shown;
 use crate::options::{ImportOptions, RunOptions};
@@ -104,7 +106,12 @@ pub fn obtain(options: &RunOptions) -> Result<PathBuf, Failure> {
         (ImageSource::Unfetched(reference), ImportWhen::Submit) => {
             Err(refused_by_key("submit").about(reference))
         }
-        (ImageSource::Stored { path, reference }, _) => check(reference).map(|()| path.clone()),
+        (ImageSource::Stored { path, reference }, _) => {
+            check(reference)?;
+            // Nobody has looked at it since the job was submitted, and the reference says what it is.
+            check_only_users(path, geteuid().as_raw()).map_err(|failure| failure.about(reference))?;
+            Ok(path.clone())
+        }
         (ImageSource::Unfetched(reference), ImportWhen::Node) => {
             check(reference)?;
             ask(reference, &options.import, importer::import).map(|(path, _)| path)

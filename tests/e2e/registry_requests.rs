@@ -326,11 +326,24 @@ fn names_that_are_wrong_are_told_without_passwords() {
         assert!(refused.code == 1 && !refused.stderr.contains("s3cret"), "{}", refused.text());
     }
     assert_eq!(asked(&cluster), "");
-    // A file stays a file.
+    // A path is a file. A name that could be either is refused, and with a scheme it never is a file: others may put some here.
     let files = cluster.run(
-        "cp /shared/b.sqsh registry.test#a; srun --container-image=registry.test#a cat /image; \
-         srun --container-image=$PWD/registry.test#a cat /image; mizzen run ./registry.test#a cat /image",
+        "cp /shared/b.sqsh registry.test#a; srun --container-image=$PWD/registry.test#a cat /image; \
+         mizzen run ./registry.test#a cat /image",
     );
-    assert_out(&files, 0, "b\nb\nb\n");
+    assert_out(&files, 0, "b\nb\n");
+    let either = cluster.run("srun --container-image=registry.test#a cat /image");
+    assert_told(
+        &either,
+        1,
+        "mizzen: --container-image: registry.test#a is the name of a file here, and of an image in a registry",
+        "write ./registry.test#a for the file, docker://registry.test#a for the registry",
+    );
     assert_eq!(asked(&cluster), "");
+    let named = cluster.run(
+        "mkdir -p docker:/registry.test; cp /shared/b.sqsh docker:/registry.test/a:1; \
+         srun --container=docker://registry.test/a:1 cat /image",
+    );
+    assert_out(&named, 0, "a\n");
+    assert_eq!(asked(&cluster), "ctl: import --for-slurm docker://registry.test/a:1\n");
 }

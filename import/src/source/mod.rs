@@ -65,7 +65,7 @@ impl Source {
             return Err(Failure::new("the source is empty").hint(FORMS));
         }
         let is_file = || Path::new(text).symlink_metadata().is_ok();
-        if names_a_registry(bytes) && !is_file() {
+        if names_a_registry(bytes) {
             return Reference::parse(bytes).map(Source::Registry);
         }
         let after = |prefix: &[u8]| bytes.strip_prefix(prefix).map(OsStr::from_bytes);

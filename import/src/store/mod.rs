@@ -26,6 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mizzen::progress::Progress;
 use mizzen_core::Failure;
+use mizzen_core::trusted_file::check_only_users;
 use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
 use rustix::process::geteuid;
 
@@ -117,7 +118,7 @@ impl Store {
         store.check().map(|()| Some(store))
     }
 
-    /// Whoever can write here decides what the user's jobs run.
+    /// Whoever can write here, or put another directory in its place, decides what the user's jobs run.
     fn check(&self) -> Result<(), Failure> {
         let directory = &self.directory;
         let bad = |what: String| Failure::new(format!("{}: the image store {what}", shown(directory)));
@@ -136,7 +137,7 @@ impl Store {
             return Err(bad(format!("can be written by others (mode {mode:04o})"))
                 .hint(format!("chmod go-w {}", shown(directory))));
         }
-        Ok(())
+        check_only_users(directory, geteuid().as_raw()).map_err(|failure| failure.about("the image store"))
     }
 
     /// Where it is.
