@@ -3,7 +3,6 @@
 
 use std::fmt::{self, Display};
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ use serde::de::{self, Deserializer, Visitor};
 use crate::failure::quote;
 use crate::pattern::matches_path;
 use crate::registries::check_host;
-use crate::{Digest, Failure, Reference, accounts};
+use crate::{Digest, Failure, Reference, accounts, image};
 
 /// The rules. What a list does not name is refused; a list that is not there allows everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -162,7 +161,7 @@ impl ImagePolicy {
     /// Where an image that is not imported yet would be, and whose it would be.
     pub fn check_store(&self, directory: &Path) -> Result<(), Failure> {
         let shown = || format!("the image store, {}", quote(directory.as_os_str().as_bytes()));
-        self.check_folder(&real_path(directory), &shown)?;
+        self.check_folder(&resolved(directory), &shown)?;
         self.check_owner(geteuid().as_raw())
     }
 
@@ -177,7 +176,7 @@ impl ImagePolicy {
             return Err(refused("digests", "directories").hint("use an image file that this site lists"));
         }
         if self.folders.is_some() {
-            let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(unknown)?;
+            let path = image::real_path(file).map_err(unknown)?;
             self.check_folder(&path, &|| quote(path.as_os_str().as_bytes()))?;
         }
         self.check_owner(found.uid())
@@ -236,7 +235,7 @@ fn listed(allowed: &[impl Display]) -> String {
 }
 
 /// Where a path leads of which the end may not exist yet.
-fn real_path(path: &Path) -> PathBuf {
+fn resolved(path: &Path) -> PathBuf {
     let found = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
     match found {
         Some((above, real)) => real.join(path.strip_prefix(above).unwrap_or(Path::new(""))),

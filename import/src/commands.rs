@@ -1,7 +1,8 @@
 //! What each command needs of the other parts: registries, archives, the writer, the store. Runs as the user.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use mizzen::cli::images as cli;
 use mizzen::cli::images::{
     AccountArgs, Compressor, ExportArgs, ImportArgs, LoginArgs, LogoutArgs, WritingArgs,
 };
+use mizzen::layer_cache;
 use mizzen::report::{print, report, report_note};
 use mizzen_core::failure::quote_reference;
 use mizzen_core::find_image::find_file;
@@ -19,10 +21,10 @@ use mizzen_core::{Config, Failure, Reference};
 use mizzen_squashfs::writer::{Compression, Compressors, Options};
 use serde_json::{Value, json};
 
-use crate::export::{self, ExportFormat, ExportOptions, Owners};
+use crate::export::{self, ExportCompression, ExportFormat, ExportOptions, Owners};
 use crate::images::Outcome;
 use crate::import::{Imported as ImportedFile, Importer};
-use crate::layer::{LayerCache, cache_directory, compressor_name};
+use crate::layer::{LayerCache, compressor_name};
 use crate::manifest::Platform;
 use crate::output::{Existing, OutputFile};
 use crate::progress::Bars;
@@ -91,7 +93,7 @@ impl<'a> Session<'a> {
         let limit = Amount::parse(&self.config.layer_cache_max_size)?;
         let importer = Importer {
             compressors: compressors.map_err(|error| Failure::new(error.to_string()))?,
-            cache: LayerCache::open(cache_directory()?, limit)?,
+            cache: LayerCache::open(layer_cache::directory()?, limit)?,
             use_cache: self.use_cache,
             platform: self.platform.clone(),
             keep_owners: self.keep_owners,
@@ -185,11 +187,45 @@ pub fn import(args: &ImportArgs, config: &Config) -> Result<Imported, Failure> {
         return import_into(output, &source, args, config);
     }
     let Source::Registry(reference) = source else {
-        return Err(Failure::new("--output: where to?")
-            .hint("only images of registries go into your image store; name a file: -o IMAGE.sqsh"));
+        return import_into(&default_output(&source), &source, args, config);
     };
     let session = Session::new(args, config)?;
     session.store(&session.resolve(&reference)?, &obtain_options(args))
+}
+
+/// The file in the current directory that an image gets which is in no registry: named after its source, as enroot does.
+fn default_output(source: &Source) -> PathBuf {
+    const ENDS: [&str; 12] = [
+        ".gz",
+        ".zst",
+        ".zstd",
+        ".xz",
+        ".tgz",
+        ".tar",
+        ".oci",
+        ".img",
+        ".simg",
+        ".sif",
+        ".sqsh",
+        ".squashfs",
+    ];
+    let (path, name) = match source {
+        Source::Layout(path, name) | Source::Archive(path, _, name) => (path.as_path(), name.as_deref()),
+        Source::Tar(path) | Source::Directory(path) | Source::Image(path) => (path.as_path(), None),
+        Source::Registry(_) | Source::Stdin => (Path::new("image"), None),
+    };
+    let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let file = canonical.file_name().unwrap_or(OsStr::new("image")).as_bytes();
+    let mut stem = name.map_or(file, str::as_bytes);
+    while let Some(shorter) = ENDS.iter().find_map(|end| stem.strip_suffix(end.as_bytes()))
+        && !shorter.is_empty()
+    {
+        stem = shorter;
+    }
+    let letters = stem.iter().map(|byte| if matches!(byte, b'/' | b':') { b'+' } else { *byte });
+    let mut output: Vec<u8> = letters.collect();
+    output.extend_from_slice(b".sqsh");
+    PathBuf::from(OsString::from_vec(output))
 }
 
 fn import_into(
@@ -264,7 +300,11 @@ pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
     let output_name = args.output.as_deref().map_or_else(|| "standard output".to_owned(), shown);
     let options = ExportOptions {
         format,
-        compression: format.compression(),
+        compression: args.compression.map_or(format.compression(), |compression| match compression {
+            cli::ExportCompression::None => ExportCompression::None,
+            cli::ExportCompression::Gzip => ExportCompression::Gzip,
+            cli::ExportCompression::Zstd => ExportCompression::Zstd,
+        }),
         tag: args.tag.clone(),
         owners: Owners::Usual,
         scratch: export::scratch_directory(args.output.as_deref()),
@@ -277,6 +317,7 @@ pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
     let mut progress = |bytes| bar.advance(bytes);
     let exported = match &args.output {
         Some(path) => {
+            export::check_output(&options.image, path)?;
             let output = OutputFile::create(path, Existing::with_force(args.force))?;
             let exported = export::export(&options, &mut output.file(), &mut progress)?;
             output.publish()?;
@@ -362,4 +403,26 @@ pub fn logout(args: &LogoutArgs, config: &Config) -> Result<(), Failure> {
     let account = AccountArgs { authfile: args.authfile.clone(), ..AccountArgs::default() };
     let options = client_options(config, &account, Arc::new(Bars::new(false)))?;
     print(&registry::logout(&options, &args.registry)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_named_after_their_sources() {
+        let archive =
+            |path: &str, name: Option<&str>| Source::Archive(path.into(), None, name.map(str::to_owned));
+        for (source, output) in [
+            (archive("/x/mine.tar.gz", None), "mine.sqsh"),
+            (archive("/x/mine.tar", Some("lab/app:1")), "lab+app+1.sqsh"),
+            (Source::Tar("root.tgz".into()), "root.sqsh"),
+            (Source::Directory("/usr/".into()), "usr.sqsh"),
+            (Source::Image("tool.sif".into()), "tool.sqsh"),
+            (Source::Tar(".tar".into()), ".tar.sqsh"),
+            (Source::Stdin, "image.sqsh"),
+        ] {
+            assert_eq!(default_output(&source), Path::new(output), "{source:?}");
+        }
+    }
 }

@@ -85,7 +85,7 @@ impl Importer<'_> {
         };
         let file = self.cache.create(key)?;
         let layer = convert(source, file.file().try_clone().map_err(cannot_write)?, &self.compressors)?;
-        file.publish()?;
+        file.publish_unsynced()?;
         bar.done("converted");
         Ok(layer)
     }

@@ -307,6 +307,12 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_can_move_to_another_thread() {
+        fn is_send(_: &impl Send) {}
+        is_send(&Archive::new(decompressed(io::empty()).unwrap()));
+    }
+
+    #[test]
     fn an_empty_stream_is_an_archive_without_entries() {
         let mut archive = Archive::new(decompressed(io::empty()).unwrap());
         assert!(archive.next_entry().unwrap().is_none());

@@ -50,7 +50,10 @@ fn show_directory(directory: &Path, is_store: bool, text: &mut String) -> Value 
     for image in &images {
         let _ = writeln!(text, "{}", row(image, is_store));
     }
-    let total: u64 = images.iter().filter_map(|image| image.size).sum();
+    // A file with several names takes its place once.
+    let files: BTreeMap<u64, u64> =
+        images.iter().filter_map(|image| Some((image.file.0, image.size?))).collect();
+    let total: u64 = files.values().sum();
     let noun = if images.len() == 1 { "image" } else { "images" };
     let _ = writeln!(text, "{}: {} {noun}, {}", shown(directory), images.len(), megabytes(total));
     json!({

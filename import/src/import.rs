@@ -177,7 +177,7 @@ impl Importer<'_> {
                 about(Failure::new(message)).hint("an image that is made of layers is written docker://NAME")
             );
         };
-        let mut source = client.blob(reference, layer)?;
+        let mut source = client.blob(reference, layer).map_err(about)?;
         let bar = self.bars.add(short(&layer.digest), Some(layer.size));
         copy(&mut source, output, &bar).map_err(about)?;
         bar.done("fetched");

@@ -93,6 +93,12 @@ impl OutputFile {
     pub fn publish(self) -> Result<(), Failure> {
         self.draft.publish(&self.name, self.existing)
     }
+
+    /// Gives it its name at once: for what is compared with digests whenever it is read, and can be made again. After a loss of
+    /// power it may be damaged.
+    pub fn publish_unsynced(mut self) -> Result<(), Failure> {
+        self.draft.give_name(&self.name, self.existing)
+    }
 }
 
 impl Draft {
@@ -128,15 +134,20 @@ impl Draft {
             move |errno: Errno| write_failure(&path, what, errno.into())
         };
         fsync(&self.file).map_err(failed("cannot write it to disk"))?;
+        self.give_name(name, existing)?;
+        sync_directory(&self.directory).map_err(failed("cannot write its name to disk"))
+    }
+
+    fn give_name(&mut self, name: &OsStr, existing: Existing) -> Result<(), Failure> {
+        let path = self.path.join(name);
         match self.temporary.take() {
             Some(temporary) => temporary.rename(&self.directory, name, existing),
             None => self.link(name, existing),
         }
         .map_err(|errno| match errno {
             Errno::EXIST => already_there(&path),
-            errno => failed("cannot give it its name")(errno),
-        })?;
-        sync_directory(&self.directory).map_err(failed("cannot write its name to disk"))
+            errno => write_failure(&path, "cannot give it its name", errno.into()),
+        })
     }
 
     /// Gives it a name that nobody has, or fails: also where several try it at the same time. Not all file systems can do it.

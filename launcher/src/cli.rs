@@ -142,20 +142,20 @@ pub enum Command {
 /// What can be done with copies of images.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// Show the copies with their sizes, ages and sources
+    /// Show the copies with their sizes, ages and sources, and what the layers of imports take
     List,
     /// Read every copy and compare it with its digest
     ///
     /// A broken one is set aside, and copied again when it is needed. The exit code is 1 if there was one.
     Verify,
-    /// Remove the copies that exceed the site's limits, and what was left by crashes
+    /// Remove the copies and layers that exceed the site's limits, and what was left by crashes
     Prune,
     /// Remove copies
     #[command(
         override_usage = "mizzen cache remove [OPTIONS] <IMAGES>...\n       mizzen cache remove [OPTIONS] --all"
     )]
     Remove {
-        /// All that are not in use
+        /// All that are not in use, and all layers of imports
         #[arg(long, conflicts_with = "images")]
         all: bool,
         /// By digest, or by the path of the image

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use mizzen_core::config::{ImportWhen, Source};
+use mizzen_core::config::ImportWhen;
 use mizzen_core::find_image::{Importer, refused_by_key};
 use mizzen_core::importer::ImporterProcess;
 use mizzen_core::request::ImageSource;
@@ -14,7 +14,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::image::shown;
-use crate::options::RunOptions;
+use crate::options::{ImportOptions, RunOptions};
 use crate::raised_limits;
 use crate::report::{print, speaks_for_step};
 
@@ -57,11 +57,11 @@ pub struct ChildImporter<'a> {
 
 impl Importer for ChildImporter<'_> {
     fn resolve(&mut self, reference: &Reference) -> Result<Reference, Failure> {
-        ask(reference, &Source::Default, importer::resolve)
+        ask(reference, &ImportOptions::default(), importer::resolve)
     }
 
     fn import(&mut self, reference: &Reference) -> Result<(PathBuf, Reference), Failure> {
-        ask(reference, &Source::Default, importer::import)
+        ask(reference, &ImportOptions::default(), importer::import)
     }
 
     fn store(&self) -> Result<PathBuf, Failure> {
@@ -72,18 +72,20 @@ impl Importer for ChildImporter<'_> {
 /// Starts this program once more, which then becomes the importer.
 fn ask<T>(
     reference: &Reference,
-    config: &Source,
+    options: &ImportOptions,
     ask: impl Fn(ImporterProcess, &Reference) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::caused_by("cannot find the importer: /proc/self/exe", error))?;
     let mut program = Command::new(own);
     program.arg0("mizzen");
+    let missing = options.variables.iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    program.envs(missing.map(|(name, value)| (name, value)));
     // Of all tasks and nodes that wait, one shows the progress.
     if !speaks_for_step() {
         program.stderr(Stdio::null());
     }
-    ask(ImporterProcess { program, config, meanwhile: &mut || {} }, reference)
+    ask(ImporterProcess { program, config: &options.config, meanwhile: &mut || {} }, reference)
 }
 
 /// The file of the container's image, which is imported first if the node is to do that. What the site says of images in
@@ -105,7 +107,7 @@ pub fn obtain(options: &RunOptions) -> Result<PathBuf, Failure> {
         (ImageSource::Stored { path, reference }, _) => check(reference).map(|()| path.clone()),
         (ImageSource::Unfetched(reference), ImportWhen::Node) => {
             check(reference)?;
-            ask(reference, &options.import.config, importer::import).map(|(path, _)| path)
+            ask(reference, &options.import, importer::import).map(|(path, _)| path)
         }
     }
 }
@@ -120,6 +122,8 @@ fn places(launcher: &Path) -> [PathBuf; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mizzen_core::Digest;
+    use mizzen_core::config::ImagePolicy;
 
     #[test]
     fn it_is_looked_for_where_it_is_installed_and_where_it_is_built() {
@@ -132,6 +136,41 @@ mod tests {
             ("/mizzen", ["/lib/mizzen/mizzen-import", "/mizzen-import"]),
         ] {
             assert_eq!(places(Path::new(launcher)), expected.map(PathBuf::from), "{launcher}");
+        }
+    }
+
+    #[test]
+    fn what_the_site_says_holds_for_any_request() {
+        let reference = Reference::parse(b"docker://evil.org/a:1").unwrap().pinned(Digest::new([7; 32]));
+        let stored = ImageSource::Stored { path: "/s/a.sqsh".into(), reference: reference.clone() };
+        let unfetched = ImageSource::Unfetched(reference.clone());
+        let file = ImageSource::file("/a.sqsh");
+        let policy = |registry: &str| ImagePolicy {
+            registries: Some(vec![registry.to_owned()]),
+            ..ImagePolicy::default()
+        };
+        let key =
+            |value: &str, what: &str| format!("{reference}: {what} here (mizzen.toml: import = \"{value}\")");
+        let never = key("never", "images in registries are not imported for jobs");
+        let refused = format!("{reference}: registries of this site's policy do not include evil.org");
+        for (image, when, allowed, expected) in [
+            (&file, ImportWhen::Never, "nvcr.io", Ok("/a.sqsh".into())),
+            (&stored, ImportWhen::Submit, "evil.org", Ok("/s/a.sqsh".into())),
+            (&stored, ImportWhen::Node, "evil.org", Ok("/s/a.sqsh".into())),
+            (&stored, ImportWhen::Never, "evil.org", Err(never.clone())),
+            (&stored, ImportWhen::Submit, "nvcr.io", Err(refused.clone())),
+            (&unfetched, ImportWhen::Never, "evil.org", Err(never)),
+            (&unfetched, ImportWhen::Submit, "evil.org", Err(key("submit", "nodes do not import images"))),
+            (&unfetched, ImportWhen::Node, "nvcr.io", Err(refused)),
+        ] {
+            let options = RunOptions {
+                image: image.clone(),
+                policy: policy(allowed),
+                import: ImportOptions { when, ..ImportOptions::default() },
+                ..RunOptions::default()
+            };
+            let found = obtain(&options).map_err(|failure| failure.message);
+            assert_eq!(found, expected, "{image:?} {when:?} {allowed}");
         }
     }
 

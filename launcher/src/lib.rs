@@ -12,6 +12,7 @@ mod host_libraries;
 pub mod image;
 mod importer;
 mod inspect;
+pub mod layer_cache;
 mod manual;
 mod mount;
 mod mountinfo;

@@ -65,11 +65,13 @@ pub struct ImportOptions {
     pub when: ImportWhen,
     /// Where mizzen.toml is, for the importer.
     pub config: Source,
+    /// Variables that the importer needs, where the environment lacks them.
+    pub variables: Vec<(&'static str, OsString)>,
 }
 
 impl Default for ImportOptions {
     fn default() -> ImportOptions {
-        ImportOptions { when: ImportWhen::default(), config: Source::Default }
+        ImportOptions { when: ImportWhen::default(), config: Source::Default, variables: Vec::new() }
     }
 }
 
@@ -152,7 +154,7 @@ impl RunOptions {
             leave_out_hooks: config.cdi_leave_out_hooks,
             fabric: config.fabric,
             policy: config.policy,
-            import: ImportOptions { when: config.import, config: Source::Default },
+            import: ImportOptions { when: config.import, ..ImportOptions::default() },
             ..RunOptions::default()
         })
     }

@@ -19,6 +19,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use mizzen_core::image::real_path;
 use mizzen_core::request::ImageSource;
 use mizzen_core::settings::Verbosity;
 use mizzen_core::{Failure, limits};
@@ -73,7 +74,7 @@ pub fn prepare(options: &RunOptions, host: &Host, reporter: Box<dyn Reporter>) -
         let watch = Watch::new(reporter)?;
         let root = serve(&image, options, host, &watch)?;
         let (plan, data) = make_plan(options, &image, host)?;
-        Ok(Prepared { plan, sources: Sources { root, data, watch } })
+        Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None } })
     })
 }
 
@@ -113,9 +114,12 @@ fn serve(image: &Loaded, options: &RunOptions, host: &Host, watch: &Watch) -> Re
             let identity = Identity::new(host, options.settings.remap_root());
             RootSource::Squashfs(Server::start(squashfs, path, &options.command, &identity, watch)?)
         }
-        // By its own name: inside the container's mount namespace no descriptor can be bound, which a path like
-        // /proc/self/fd/0 stands for.
-        Content::Directory(_) => RootSource::Directory(path.canonicalize().unwrap_or_else(|_| path.clone())),
+        // By its own name, and not by that which it was opened by: no descriptor from outside can be bound inside the
+        // container's mount namespace, which a path like /proc/self/fd/0 stands for; and a link on the way may have been
+        // changed since it was looked at.
+        Content::Directory(_) => {
+            RootSource::Directory(real_path(&image.opened.file).unwrap_or_else(|_| path.clone()))
+        }
     })
 }
 

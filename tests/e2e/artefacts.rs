@@ -117,7 +117,9 @@ fn the_installed_plugstack_line_names_the_installed_plugin() {
     assert!(lines.lines().any(|line| line == "required /usr/lib/mizzen/spank_mizzen.so"), "{lines}");
     for file in [
         "etc/mizzen/mizzen.toml",
+        "usr/lib/mizzen/mizzen-import",
         "usr/share/man/man1/mizzen-run.1",
+        "usr/share/man/man1/mizzen-images-prune.1",
         "usr/share/bash-completion/completions/mizzen",
     ] {
         assert!(fs::metadata(staged(file)).unwrap().len() > 0, "{file}");
@@ -128,6 +130,34 @@ fn the_installed_plugstack_line_names_the_installed_plugin() {
 fn the_launcher_needs_no_library_of_the_node() {
     let headers = run_tool(Command::new("readelf").arg("--dynamic").arg(staged("usr/bin/mizzen"))).unwrap();
     assert!(!headers.contains("(NEEDED)"), "{headers}");
+}
+
+/// It starts on every distribution, and finds what the launcher hands it.
+#[test]
+fn the_importer_needs_no_library_of_the_node() {
+    let importer = staged("usr/lib/mizzen/mizzen-import");
+    let headers = run_tool(Command::new("readelf").arg("--dynamic").arg(&importer)).unwrap();
+    assert!(!headers.contains("(NEEDED)"), "{headers}");
+    let mizzen = |args: &[&str]| {
+        let output = Command::new(staged("usr/bin/mizzen"))
+            .args(args)
+            .env("XDG_DATA_HOME", "/nonexistent")
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    };
+    let shown = "/nonexistent/mizzen/images: 0 images, 0.0 MB\n";
+    let (code, stdout, stderr) = mizzen(&["images"]);
+    assert!(code == 0 && stdout.ends_with(shown) && stderr.is_empty(), "{stdout}{stderr}");
+    let (code, stdout, stderr) = mizzen(&["images", "remove", "ubuntu"]);
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(
+        stderr.starts_with("mizzen: /nonexistent/mizzen/images: there is no image store yet\n"),
+        "{stderr}"
+    );
+    let (code, _, stderr) = mizzen(&["import"]);
+    assert!(code == 2 && stderr.contains("<SOURCE>"), "{stderr}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::process::Command;
 use mizzen_tests::run_tool;
 
 /// Licences under which mizzen may be given away as it is, with the texts beside it.
-const LICENCES: [&str; 8] = [
+const LICENCES: [&str; 9] = [
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
     "BSD-3-Clause",
@@ -17,6 +17,7 @@ const LICENCES: [&str; 8] = [
     "NCSA", // libFuzzer, which is in no product
     "Unicode-3.0",
     "Unlicense",
+    "Zlib",
 ];
 
 fn cargo(args: &[&str]) -> String {

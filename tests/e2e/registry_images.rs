@@ -2,7 +2,7 @@
 
 use mizzen_tests::check::{assert_failed, assert_out, assert_told, one_node};
 use mizzen_tests::images::ImageTree;
-use mizzen_tests::registry::{Layout, LocalRegistry, requests};
+use mizzen_tests::registry::{ClusterRegistry, Layout, LocalRegistry};
 use mizzen_tests::{Cluster, Release, Spec, on_every_release};
 
 on_every_release!(a_step_runs_in_an_image_of_a_registry);
@@ -17,7 +17,7 @@ const TOML: &str =
 
 /// A cluster with both registries. `app:1` has two layers, a variable, a working directory and a command; `app:2` is `app:1` with
 /// another layer on top.
-fn cluster(spec: Spec, more_toml: &str) -> Cluster {
+fn with_registries(spec: Spec, more_toml: &str) -> (Cluster, Registries) {
     let base = ImageTree::busybox().unwrap();
     let app = ImageTree::empty().unwrap();
     app.file("opt/app/version", "one\n").unwrap();
@@ -32,26 +32,33 @@ fn cluster(spec: Spec, more_toml: &str) -> Cluster {
     registry.push(&layout, "one", "lab/app:1", &[]).unwrap();
     registry.push(&layout, "two", "lab/app:2", &["--dest-compress-format=zstd"]).unwrap();
     let cluster = Cluster::start(Spec { mizzen_toml: Some(format!("{more_toml}{TOML}")), ..spec }).unwrap();
-    registry.move_to(&cluster, PORT, None).unwrap();
-    registry.move_to(&cluster, LOCKED, Some(HTPASSWD)).unwrap();
-    cluster
+    let open = registry.serve_on(&cluster, PORT, None).unwrap();
+    let _locked = registry.serve_on(&cluster, LOCKED, Some(HTPASSWD)).unwrap();
+    (cluster, Registries { open, _locked, _filled: registry })
+}
+
+/// Both, and what they serve.
+struct Registries {
+    open: ClusterRegistry,
+    _locked: ClusterRegistry,
+    _filled: LocalRegistry,
 }
 
 /// Blobs and manifests that were fetched, each as often as it was.
-fn fetched(cluster: &Cluster) -> Vec<String> {
-    let mut all = requests(cluster, PORT, "GET /v2/lab/app/");
+fn fetched(registries: &Registries) -> Vec<String> {
+    let mut all = registries.open.requests("GET /v2/lab/app/");
     all.sort();
     all
 }
 
 fn a_step_runs_in_an_image_of_a_registry(release: Release) {
-    let cluster = cluster(Spec { nodes: 2, ..one_node(release, "registry") }, "");
+    let (cluster, registries) = with_registries(Spec { nodes: 2, ..one_node(release, "registry") }, "");
     let step = cluster.run(
         "srun -N2 -n2 --container=docker://ctl:5000/lab/app:1 sh -c 'cat /opt/app/version; echo $APP; pwd'",
     );
     assert_eq!(step.stderr, "");
     assert_out(&step, 0, &"one\nyes\n/opt/app\n".repeat(2));
-    let all = fetched(&cluster);
+    let all = fetched(&registries);
     let mut distinct = all.clone();
     distinct.dedup();
     // The manifest, the configuration and two layers.
@@ -65,7 +72,7 @@ fn a_step_runs_in_an_image_of_a_registry(release: Release) {
          sbatch --quiet --wait --output=out job.sh >/dev/null; cat out",
     );
     assert_out(&job, 0, "one\none\n");
-    assert_eq!(fetched(&cluster), all, "nothing is fetched twice");
+    assert_eq!(fetched(&registries), all, "nothing is fetched twice");
     let log = cluster.slurmd_log("node1");
     assert!(log.contains(&format!("docker://ctl:5000/lab/app:1@{}", digest.trim())), "{log}");
     // What cannot be is said before anything is submitted.
@@ -77,10 +84,11 @@ fn a_step_runs_in_an_image_of_a_registry(release: Release) {
 
 #[test]
 fn eight_nodes_fetch_every_blob_once() {
-    let cluster = cluster(Spec { nodes: 8, cpus: 1, ..Cluster::spec("registry-eight") }, "");
+    let (cluster, registries) =
+        with_registries(Spec { nodes: 8, cpus: 1, ..Cluster::spec("registry-eight") }, "");
     let step = cluster.run("srun -N8 --container=docker://ctl:5000/lab/app:2 cat version");
     assert_out(&step, 0, &"two\n".repeat(8));
-    let all = fetched(&cluster);
+    let all = fetched(&registries);
     let mut distinct = all.clone();
     distinct.dedup();
     assert_eq!((all.len(), distinct.len()), (5, 5), "{all:?}");
@@ -93,14 +101,15 @@ fn eight_nodes_fetch_every_blob_once() {
 fn an_array_of_jobs_imports_once() {
     for (import, name) in [("submit", "registry-array"), ("node", "registry-nodes")] {
         let spec = Spec { slurm_conf: vec!["MaxArraySize=100".to_owned()], ..Cluster::spec(name) };
-        let cluster = cluster(spec, &format!("import = \"{import}\"\nimage_store = \"/shared/store/%u\"\n"));
+        let (cluster, registries) =
+            with_registries(spec, &format!("import = \"{import}\"\nimage_store = \"/shared/store/%u\"\n"));
         cluster.run_as_root("mkdir -m 1777 /shared/store");
         let jobs = cluster.run(
             "sbatch --quiet --wait --array=1-50 --output=out-%a --container=docker://ctl:5000/lab/app:1 --wrap 'cat /opt/app/version' > /dev/null; \
              echo $?; cat out-* | sort | uniq -c",
         );
         assert_out(&jobs, 0, "0\n     50 one\n");
-        let all = fetched(&cluster);
+        let all = fetched(&registries);
         let blobs = all.iter().filter(|request| request.contains("/blobs/")).count();
         assert_eq!(blobs, 3, "{import}: {all:?}");
     }
@@ -108,7 +117,7 @@ fn an_array_of_jobs_imports_once() {
 
 #[test]
 fn passwords_are_asked_for_and_stay_where_they_belong() {
-    let cluster = cluster(Spec { nodes: 1, ..Cluster::spec("registry-login") }, "");
+    let (cluster, _registries) = with_registries(Spec { nodes: 1, ..Cluster::spec("registry-login") }, "");
     let image = "docker://ctl:5001/lab/app:1";
     let refused = cluster.run(&format!("srun --container={image} true"));
     assert_failed(&refused, 1, &format!("mizzen: --container: {image}: "));
@@ -129,7 +138,7 @@ fn passwords_are_asked_for_and_stay_where_they_belong() {
 
 #[test]
 fn images_are_listed_updated_and_removed() {
-    let cluster = cluster(Spec { nodes: 1, ..Cluster::spec("registry-images") }, "");
+    let (cluster, _registries) = with_registries(Spec { nodes: 1, ..Cluster::spec("registry-images") }, "");
     let path = cluster.run("mizzen import docker://ctl:5000/lab/app:1");
     assert_eq!((path.code, path.stderr.as_str()), (0, ""), "{}", path.text());
     assert!(path.stdout.starts_with("/home/alice/.local/share/mizzen/images/ctl"), "{}", path.stdout);

@@ -73,10 +73,11 @@ fn images_are_imported_before_the_job_waits(release: Release) {
         &[
             Job("", &format!("--container={a}"), BOTH, 0, "a\na\n"),
             Job("", "", &format!("#SBATCH --container-image={a}\n{BOTH}"), 0, "a\na\n"),
+            Job("", "", &format!("#SBATCH --container-image=registry.test\\#a:1\n{BOTH}"), 0, "a\na\n"),
             Job("", &format!("--container={a}"), "srun -Q --container=/shared/b.sqsh cat /image", 0, "b\n"),
         ],
     );
-    assert_eq!(asked(&cluster), once.repeat(3));
+    assert_eq!(asked(&cluster), once.repeat(4));
     let array = cluster.run(&format!(
         "printf '#!/bin/sh\\ncat /image\\n' > job; sbatch -Q --wait --array=1-3 -n1 -o array.%a --container={a} job; cat array.?"
     ));
@@ -164,10 +165,28 @@ fn nodes_import_where_the_site_wants_it() {
     let sent =
         cluster.run("srun -N1 --container=docker://registry.test/b:1 --container-stage=bcast cat /image");
     assert_out(&sent, 0, "b\n");
+    // A job that is given no environment.
+    cluster.write_everywhere(IMPORTER, &SCRIPT.replace("echo \"$(hostname)", "echo \"$HOME $USER")).unwrap();
+    asked(&cluster);
+    let bare = cluster.run("srun -N1 --export=NONE --container=docker://registry.test/b:1 /bin/cat /image");
+    assert_out(&bare, 0, "b\n");
+    let home = "/home/alice alice: import --for-slurm ";
+    let b = format!("docker://registry.test/b:1@{}\n", digest("1"));
+    assert_eq!(asked(&cluster), format!("{home}--resolve-only docker://registry.test/b:1\n{home}{b}"));
+    cluster.write_everywhere(IMPORTER, SCRIPT).unwrap();
     // By hand there is no other machine to do it.
     asked(&cluster);
     assert_out(&cluster.run(&format!("mizzen run {a} cat /image")), 0, "a\n");
     assert_eq!(asked(&cluster), format!("ctl: import --for-slurm {a}\n"));
+    // What it was made of is shown.
+    let plan = cluster.run(&format!("mizzen plan {a} true")).stdout;
+    assert!(plan.contains(&format!("\nenv       MIZZEN_IMAGE_DIGEST={} ", digest("1"))), "{plan}");
+    for command in ["plan", "inspect"] {
+        let shown = cluster.run(&format!("mizzen {command} {a} | grep '{a}@{}'", digest("1")));
+        assert!(shown.code == 0 && shown.stdout.lines().count() == 1, "{command}: {}", shown.text());
+        let json = cluster.run(&format!("mizzen {command} --json {a}")).stdout;
+        assert!(json.contains(&format!("\"reference\": \"{a}@{}\"", digest("1"))), "{json}");
+    }
     assert!(cluster.all_idle(), "{:?}", cluster.node_states());
 }
 

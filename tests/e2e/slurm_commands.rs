@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mizzen_tests::check::{assert_failed, assert_out};
-use mizzen_tests::images::{ImageTree, c_program};
+use mizzen_tests::check::assert_out;
+use mizzen_tests::images::ImageTree;
 use mizzen_tests::{Cluster, Output, Release, Spec, User, without_waiting};
 
 /// One node, so that what is left on it can be seen.
@@ -342,91 +342,48 @@ unset SLURM_MIZZEN_HOST; srun hostname 2>&1; echo "code $?"
     assert!(missing.stdout.ends_with("code 127\n"), "{}", missing.text());
 }
 
-/// Starts a batch job of Alice's, and returns the name of its helper.
-fn start_helper(cluster: &Cluster) -> String {
+#[test]
+fn nobody_else_reaches_the_helper() {
+    let cluster = start("command-users");
     cluster.run(
-        "printf '#!/bin/sh\\necho $SLURM_MIZZEN_HOST > name.new; mv name.new name; sleep 100\\n' > job.sh; \
+        "printf '#!/bin/sh\\necho $SLURM_MIZZEN_HOST $$ > name.new; mv name.new name; sleep 100\\n' > job.sh; \
          sbatch --quiet --output=out --container=/shared/bb.sqsh job.sh",
     );
-    (0..100)
-        .find_map(|_| {
-            std::thread::sleep(Duration::from_millis(100));
-            Some(cluster.run("cat name 2>/dev/null").stdout.trim().to_owned()).filter(|name| !name.is_empty())
-        })
-        .expect("the job starts")
-}
-
-#[test]
-fn other_users_are_kept_out() {
-    let cluster = start("command-users");
-    let name = start_helper(&cluster);
-    let by_hand = |user: User, words: &str| {
-        let script = format!(
-            "mkdir -p /tmp/{u}; ln -sf /usr/bin/mizzen /tmp/{u}/srun; export SLURM_MIZZEN_HOST={name}; {words}",
-            u = user.name()
+    let started = (0..100).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        Some(cluster.run("cat name 2>/dev/null").stdout.trim().to_owned()).filter(|name| !name.is_empty())
+    });
+    let started = started.expect("the job starts");
+    let (address, script) = started.split_once(' ').unwrap();
+    assert_eq!(address, "/.mizzen/helper");
+    // There is no address that others could see and connect to, and what they send is closed by nobody.
+    let sockets = cluster.run_on("node1", User::Bob, "grep mizzen /proc/net/unix | sed 's/.* //'");
+    assert!(!sockets.stdout.contains('@'), "{}", sockets.stdout);
+    let inside = format!("/proc/{script}/root{address}");
+    for user in [User::Bob, User::Alice] {
+        let connect = format!(
+            "perl -MSocket -e 'socket(my $s, AF_UNIX, SOCK_STREAM, 0) or die; \
+             connect($s, pack_sockaddr_un(\"{inside}\")) or print \"$!\\n\"'"
         );
-        cluster.run_on("node1", user, &script)
+        let expected = if user == User::Bob { "Permission denied\n" } else { "" };
+        assert_out(&cluster.run_on("node1", user, &connect), 0, expected);
+    }
+    assert_out(&cluster.run_on("node1", User::Alice, &format!("stat -c '%a %U' {inside}")), 0, "600 alice\n");
+    // What a program of hers may send that is no shim: the helper lives on.
+    let joined = |words: &str| {
+        cluster.run(&format!("srun --quiet --jobid=$(squeue --noheader --format=%i) --overlap --container-join=batch sh -c '{words}'"))
     };
-    // Her own shim, as root inside too: the kernel translates who is who.
-    assert_out(&by_hand(User::Alice, "/tmp/alice/srun --version | cut -d. -f1"), 0, "slurm-wlm 22\n");
-    let as_root = by_hand(
-        User::Alice,
-        "mizzen run --remap-root -m /usr/bin/mizzen:/bin/srun /shared/bb.sqsh sh -c 'id -u; srun --version | cut -d. -f1'",
+    let noise = format!(
+        "perl -MSocket -e 'for my $text (\"\", \"O\", \"x\" x 100000) {{ socket(my $s, AF_UNIX, SOCK_STREAM, 0) or die; \
+         connect($s, pack_sockaddr_un(\"{inside}\")) or die; $SIG{{PIPE}} = \"IGNORE\"; \
+         syswrite($s, $text); shutdown($s, 1); 1 while sysread($s, my $x, 100); }}'"
     );
-    assert_out(&as_root, 0, "0\nslurm-wlm 22\n");
-    // A shim does not talk to another user's helper, nor a helper to another user's program.
-    for user in [User::Bob, User::Root] {
-        let home = user.name();
-        assert_failed(
-            &by_hand(user, &format!("/tmp/{home}/srun --version")),
-            125,
-            "has been replaced by another user's",
-        );
-        let raw = "perl -MSocket -e 'socket(my $s, AF_UNIX, SOCK_STREAM, 0) or die; \
-                   connect($s, pack(\"S a*\", AF_UNIX, \"\\0$ENV{SLURM_MIZZEN_HOST}\")) or die \"connect: $!\"; \
-                   my $n = sysread($s, my $x, 1); print defined $n ? \"end\\n\" : \"$!\\n\"'";
-        assert_out(&by_hand(user, raw), 0, "end\n");
-    }
-    // What a program of her own may send that is no shim: the helper lives on.
-    let noise = "perl -MSocket -e 'for my $text (\"\", \"O\", \"x\" x 100000) { socket(my $s, AF_UNIX, SOCK_STREAM, 0) or die; \
-                 connect($s, pack(\"S a*\", AF_UNIX, \"\\0$ENV{SLURM_MIZZEN_HOST}\")) or die; $SIG{PIPE} = \"IGNORE\"; \
-                 syswrite($s, $text); shutdown($s, 1); 1 while sysread($s, my $x, 100); }'; /tmp/alice/srun --version | cut -d. -f1";
-    assert_out(&by_hand(User::Alice, noise), 0, "slurm-wlm 22\n");
-    cluster.run("scancel --user=alice");
-    assert_nothing_left(&cluster);
-}
-
-/// To close what another user has sent can take as long as that user likes.
-#[test]
-fn other_users_cannot_keep_the_helper_busy() {
-    let cluster = start("command-linger");
-    cluster.share("linger", &c_program("linger").unwrap()).unwrap();
-    cluster.run_as_root("chmod 755 /shared/linger");
-    let name = start_helper(&cluster);
-    let served = || {
-        cluster.run_on(
-            "node1",
-            User::Alice,
-            &format!(
-                "ln -sf /usr/bin/mizzen /tmp/srun; SLURM_MIZZEN_HOST={name} timeout 10 /tmp/srun --version | cut -d. -f1"
-            ),
-        )
-    };
-    assert_out(&served(), 0, "slurm-wlm 22\n");
-    // A few that it keeps open, and more than it would.
-    for count in [1, 10, 200] {
-        let sent = cluster.run_on(
-            "node1",
-            User::Bob,
-            &format!("/shared/linger {name} {count} > ~/sent 2> /dev/null < /dev/null & for i in $(seq 100); do grep -s sent ~/sent && break; sleep 0.1; done"),
-        );
-        assert_out(&sent, 0, "sent\n");
-        assert_out(&served(), 0, "slurm-wlm 22\n");
-        cluster.run_on("node1", User::Root, "rm /home/bob/sent");
-    }
-    let open = "ls /proc/$(pgrep -o -x mizzen-slurm)/fd | wc -l";
-    let open: u32 = cluster.run_on("node1", User::Root, open).stdout.trim().parse().unwrap();
-    assert!(open < 100, "{open} descriptors");
+    assert_out(&cluster.run_on("node1", User::Alice, &noise), 0, "");
+    assert_out(
+        &joined("SLURM_MIZZEN_HOST=/.mizzen/helper /.mizzen/bin/sinfo --version | cut -d. -f1"),
+        0,
+        "slurm-wlm 22\n",
+    );
     cluster.run("scancel --user=alice");
     assert_nothing_left(&cluster);
 }

@@ -2,6 +2,7 @@
 //!
 //! The machine is shared and noisy: the contenders take turns, medians are compared, and no number is a promise.
 
+mod import;
 mod mpi;
 mod slurm;
 mod staging;
@@ -51,7 +52,13 @@ pub fn run(rounds: u32) -> Result<()> {
     staging::run(&cluster, rounds)?;
     slurm::run(&cluster, rounds)?;
     drop(cluster);
+    import::run(rounds.div_ceil(8))?;
     mpi::run(rounds)
+}
+
+/// The same for imports alone.
+pub fn run_import(rounds: u32) -> Result<()> {
+    import::run(rounds.div_ceil(8))
 }
 
 /// The same for messages between the ranks of a step alone.

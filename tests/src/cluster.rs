@@ -115,6 +115,11 @@ impl Cluster {
         self.supervisor.id()
     }
 
+    /// The pid of a machine's first process, outside: 0 if there is no such machine.
+    pub fn pid_of(&self, machine: &str) -> u32 {
+        self.machines.get(machine).copied().unwrap_or(0)
+    }
+
     /// Where the daemons' logs are.
     pub fn logs(&self) -> PathBuf {
         self.dir.join("logs")
@@ -156,7 +161,7 @@ impl Cluster {
 
     /// A command that enters a machine as a user; stdio is the caller's to set.
     pub fn command(&self, machine: &str, user: User, words: &[&str]) -> Command {
-        let pid = self.machines.get(machine).copied().unwrap_or(0);
+        let pid = self.pid_of(machine);
         let home = if user == User::Root { "/root".to_owned() } else { format!("/home/{}", user.name()) };
         let mut command = Command::new("nsenter");
         command

@@ -13,7 +13,7 @@ use mizzen_tests::{Cluster, Release, User, bench, init, machine, supervise};
 const USAGE: &str = "\
 usage: vcluster releases                 make the root file systems: all Slurm releases, and one with MPICH and rdma-core
        vcluster demo                     what mizzen does, on a two-node cluster
-       vcluster bench [slurm|staging|mpi]  mizzen beside its peers; or only steps, copies, or messages between ranks
+       vcluster bench [slurm|staging|import|mpi]  mizzen beside its peers; or only steps, copies, imports, or messages between ranks
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
 
@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         ["bench"] => bench::run(25),
         ["bench", "slurm"] => bench::run_slurm(25),
         ["bench", "staging"] => bench::run_staging(25),
+        ["bench", "import"] => bench::run_import(25),
         ["bench", "mpi"] => bench::run_mpi(25),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),

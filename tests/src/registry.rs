@@ -1,7 +1,7 @@
 //! A real registry on a cluster: Debian's docker-registry, filled by umoci and skopeo.
 //!
-//! It is filled on this machine's loopback, and what it has stored is then moved to the cluster, whose network nobody outside
-//! reaches.
+//! It is filled on this machine's loopback, and what it has stored is then served in the network of the cluster, which nobody
+//! outside reaches.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::images::ImageTree;
-use crate::{Cluster, User, run_tool};
+use crate::{Cluster, run_tool};
 
 const PROGRAM: &str = "/usr/bin/docker-registry";
 
@@ -81,44 +81,83 @@ impl LocalRegistry {
         Ok(LocalRegistry { process, directory, port })
     }
 
+    /// Its host and port.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     /// Copies an image into it, with these options of skopeo's.
     pub fn push(&self, layout: &Layout, tag: &str, name: &str, options: &[&str]) -> Result<()> {
         let from = format!("oci:{}:{tag}", layout.path().display());
-        let to = format!("docker://127.0.0.1:{}/{name}", self.port);
+        let to = format!("docker://{}/{name}", self.address());
         let mut skopeo = Command::new("skopeo");
         skopeo.args(["copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false"]).args(options);
         run_tool(skopeo.args([from, to])).context("skopeo is needed: apt-get install skopeo")?;
         Ok(())
     }
 
-    /// Moves what it has stored to a cluster's login node, and runs it there as a registry at this address. With a file of
-    /// htpasswd it asks for a password.
-    pub fn move_to(&self, cluster: &Cluster, port: u16, htpasswd: Option<&str>) -> Result<()> {
-        let tar =
-            Command::new("tar").arg("-C").arg(self.directory.path("data")).args(["-c", "."]).output()?;
-        cluster.share(&format!("registry-{port}.tar"), &tar.stdout)?;
-        cluster.share("docker-registry", &fs::read(PROGRAM)?)?;
-        let home = format!("/var/lib/registry-{port}");
+    /// Serves what it has stored on a cluster's login node, at this port. With a file of htpasswd it asks for a password.
+    pub fn serve_on(&self, cluster: &Cluster, port: u16, htpasswd: Option<&str>) -> Result<ClusterRegistry> {
+        let (data, logs) = (self.directory.path("data"), ImageTree::empty()?);
         let auth = match htpasswd {
             None => String::new(),
             Some(text) => {
-                cluster.share("htpasswd", text.as_bytes())?;
-                "auth: {htpasswd: {realm: test, path: /shared/htpasswd}}\n".to_owned()
+                logs.file("htpasswd", text)?;
+                format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", logs.path("htpasswd").display())
             }
         };
-        let text = config(&Path::new(&home).join("data"), &format!(":{port}"), &auth);
-        cluster.share(&format!("registry-{port}.yml"), text.as_bytes())?;
-        let started = cluster.run_on(
-            "ctl",
-            User::Root,
-            &format!(
-                "mkdir -p {home}/data && tar -C {home}/data -xf /shared/registry-{port}.tar && chmod 755 /shared/docker-registry && \
-                 (setsid /shared/docker-registry serve /shared/registry-{port}.yml > /shared/registry-{port}.log 2>&1 < /dev/null &) ; \
-                 for i in $(seq 100); do grep -q 'listening on' /shared/registry-{port}.log && exit 0; sleep 0.1; done; exit 1"
-            ),
-        );
-        anyhow::ensure!(started.code == 0, "{}", started.text());
-        Ok(())
+        logs.file("config.yml", &config(&data, &format!(":{port}"), &auth))?;
+        let log = fs::File::create(logs.path("log"))?;
+        // A program of this machine in the cluster's network: the cluster's own system may be too old for it.
+        let process = Command::new("nsenter")
+            .args(["--target", &cluster.pid_of("ctl").to_string(), "--net", PROGRAM, "serve"])
+            .arg(logs.path("config.yml"))
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let registry = ClusterRegistry { process, logs };
+        for _ in 0..100 {
+            if registry.log().contains("listening on") {
+                return Ok(registry);
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        anyhow::bail!("the registry does not start: {}", registry.log())
+    }
+}
+
+/// A registry on a cluster's login node; it ends when it is dropped.
+pub struct ClusterRegistry {
+    process: Child,
+    logs: ImageTree,
+}
+
+impl ClusterRegistry {
+    fn log(&self) -> String {
+        fs::read_to_string(self.logs.path("log")).unwrap_or_default()
+    }
+
+    /// What was asked for so far: method and path of those that have this in them.
+    pub fn requests(&self, pattern: &str) -> Vec<String> {
+        // It writes its log after its answer.
+        std::thread::sleep(Duration::from_millis(300));
+        let log = self.log();
+        let requests = log.lines().filter(|line| line.contains("response completed"));
+        let request = |line: &str| {
+            let field = |name: &str| {
+                let rest = line.split_once(&format!("{name}="))?.1;
+                Some(rest.trim_start_matches('"').split(['"', ' ']).next()?.to_owned())
+            };
+            Some(format!("{} {}", field("http.request.method")?, field("http.request.uri")?))
+        };
+        requests.filter_map(request).filter(|request| request.contains(pattern)).collect()
+    }
+}
+
+impl Drop for ClusterRegistry {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -135,19 +174,4 @@ fn config(data: &Path, address: &str, auth: &str) -> String {
          http: {{addr: '{address}'}}\n{auth}",
         data.display()
     )
-}
-
-/// Waits a moment: the registry writes its log after its answer.
-pub fn requests(cluster: &Cluster, port: u16, pattern: &str) -> Vec<String> {
-    std::thread::sleep(Duration::from_millis(300));
-    let log = cluster.run_as_root(&format!("cat /shared/registry-{port}.log")).stdout;
-    let requests = log.lines().filter(|line| line.contains("response completed"));
-    let path = |line: &str| {
-        let field = |name: &str| {
-            let rest = line.split_once(&format!("{name}="))?.1;
-            Some(rest.trim_start_matches('"').split(['"', ' ']).next()?.to_owned())
-        };
-        Some(format!("{} {}", field("http.request.method")?, field("http.request.uri")?))
-    };
-    requests.filter_map(path).filter(|request| request.contains(pattern)).collect()
 }

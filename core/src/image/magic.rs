@@ -9,10 +9,8 @@ pub const HEAD: usize = 65_536 + 72;
 const SHORTEST: u64 = 96;
 
 const COMPRESSED: &str =
-    "if it is a tar file of a root file system, unpack it into DIR and run: mksquashfs DIR image.sqsh";
-const TAR: &str = "unpack it into DIR and run: mksquashfs DIR image.sqsh";
-const ARCHIVE: &str =
-    "convert it where Apptainer is: apptainer build image.sif docker-archive:FILE (or oci-archive:FILE)";
+    "if it is an archive of an image or of a root file system: mizzen import -o image.sqsh FILE";
+const TAR: &str = "make an image of it: mizzen import -o image.sqsh FILE";
 const DISK: &str = "mount it elsewhere and run: mksquashfs MOUNTPOINT image.sqsh";
 const PAGE: &str = "the download probably saved an error page";
 const OLD: &str = "make it again with a newer mksquashfs";
@@ -114,7 +112,7 @@ fn look(head: &[u8]) -> (Option<&'static str>, Option<&'static str>) {
     };
     match TABLE.iter().find(fits) {
         Some((_, _, "tar", _)) if is_container_archive(head) => {
-            (Some("an archive of docker save or an OCI archive"), Some(ARCHIVE))
+            (Some("an archive of docker save or an OCI archive"), Some(TAR))
         }
         Some((_, _, name, hint)) => (Some(name), *hint),
         None => look_of_text(head),
@@ -196,7 +194,7 @@ mod tests {
             head[257..262].copy_from_slice(b"ustar");
             let (text, hint) = describe(&head, 1 << 20);
             assert!(text.ends_with("looks like an archive of docker save or an OCI archive"), "{text}");
-            assert_eq!(hint, Some(ARCHIVE));
+            assert_eq!(hint, Some(TAR));
         }
     }
 

@@ -5,9 +5,10 @@ mod magic;
 
 use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::Failure;
 use crate::failure::quote;
@@ -60,6 +61,11 @@ pub fn probe(path: &Path, file: File) -> Result<ProbedImage, Failure> {
     let size = metadata.len();
     let form = if metadata.is_dir() { ImageFormat::Directory } else { form_of_file(path, &file, size)? };
     Ok(ProbedImage { file, form, size })
+}
+
+/// The path of an open file or directory, without symbolic links.
+pub fn real_path(file: &File) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Fails for what is neither a file nor a directory.

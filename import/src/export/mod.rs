@@ -240,6 +240,19 @@ pub fn scratch_directory(output: Option<&Path>) -> PathBuf {
     }
 }
 
+/// Refuses an archive that would become a part of what it is made of.
+pub fn check_output(image: &Path, output: &Path) -> Result<(), Failure> {
+    let directory = scratch_directory(Some(output)).canonicalize();
+    match (image.canonicalize(), directory) {
+        (Ok(image), Ok(directory)) if image.is_dir() && directory.starts_with(&image) => {
+            Err(Failure::new(format!("{}: is in the directory that is exported", shown(output)))
+                .hint("write it elsewhere: -o DIRECTORY/NAME.tar"))
+        }
+        // What cannot be found fails by itself.
+        _ => Ok(()),
+    }
+}
+
 /// Standard output, unless it is a terminal.
 pub fn standard_output() -> Result<StdoutLock<'static>, Failure> {
     let stdout = io::stdout();

@@ -384,6 +384,18 @@ fn failures_name_what_failed() {
 }
 
 #[test]
+fn an_archive_of_itself_is_refused() {
+    let dir = TestDir::new("itself");
+    let root = dir.0.join("root");
+    fs::create_dir_all(root.join("usr")).unwrap();
+    let inside = root.join("usr/../usr/out.tar");
+    let failure = check_output(&root, &inside).unwrap_err();
+    assert_eq!(failure.message, format!("{}: is in the directory that is exported", inside.display()));
+    assert!(check_output(&root, &dir.0.join("root.tar")).is_ok());
+    assert!(check_output(&root.join("file.sqsh"), &inside).is_ok());
+}
+
+#[test]
 fn layers_are_kept_beside_the_archive() {
     assert_eq!(scratch_directory(Some(Path::new("/a/b.tar"))), Path::new("/a"));
     assert_eq!(scratch_directory(Some(Path::new("b.tar"))), Path::new("."));

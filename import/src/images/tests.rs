@@ -103,7 +103,7 @@ fn folders_and_store_are_shown() {
    directory  AGE        -             -              debian
       1.5 MB  AGE        -             -              evil\\u{{1b}}[31m.sqsh
       1.5 MB  AGE        -             -              tf.sqsh
-{root}/sw: 4 images, 4.5 MB
+{root}/sw: 4 images, 3.0 MB
       1.5 MB  3 days     010101010101  linux/amd64    docker://docker.io/library/ubuntu:24.04
       1.5 MB  AGE        -             -              mine.sqsh
       1.5 MB  AGE        020202020202  linux/amd64    docker://nvcr.io/nvidia/pytorch:24.01-py3

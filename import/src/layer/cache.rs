@@ -1,8 +1,9 @@
 //! Converted layers that are kept for the next image on the same base: one file each, in a directory of the user's, named
 //! after the digest of the blob and how it was converted.
 //!
-//! A file appears when it is complete and on disk. It is compared with its digests whenever it is used, so what a disk has
-//! lost costs a download and nothing else. The ones that were not used for the longest time go first.
+//! A file appears when it is complete. It is not waited until it is on disk: a layer is compared with its digests whenever it is
+//! used, so what a disk or a loss of power has taken costs a download and nothing else. The ones that were not used for the
+//! longest time go first.
 //!
 //! Run by: the user, in the importer.
 
@@ -11,25 +12,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use mizzen::layer_cache::{self, SUFFIX};
 use mizzen_core::Failure;
 use mizzen_core::staging::Amount;
 use mizzen_squashfs::writer::{Compression, Options};
-use rustix::fs::statvfs;
 
 use super::Layer;
 use crate::output::{Existing, OutputFile};
-
-/// Ends the names of these files.
-const SUFFIX: &str = "layer";
-
-/// Where the converted layers of the user are.
-pub fn cache_directory() -> Result<PathBuf, Failure> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-    cache.map(|cache| cache.join("mizzen/layers")).ok_or_else(|| {
-        Failure::new("no directory for converted layers: HOME is not set").hint("set HOME, or XDG_CACHE_HOME")
-    })
-}
 
 /// A compressor and its level, in names of files.
 pub fn compressor_name(compression: Compression) -> String {
@@ -60,17 +49,6 @@ impl LayerKey {
 pub struct LayerCache {
     directory: PathBuf,
     limit: Option<Amount>,
-}
-
-/// A layer of the cache, for lists.
-#[derive(Debug)]
-pub struct CachedLayer {
-    /// Its file.
-    pub path: PathBuf,
-    /// Bytes of it.
-    pub size: u64,
-    /// When it was made or used.
-    pub used: SystemTime,
 }
 
 impl LayerCache {
@@ -107,35 +85,8 @@ impl LayerCache {
         let _ = fs::remove_file(self.directory.join(&key.0));
     }
 
-    /// The layers that are there, the one that was used last in front.
-    pub fn list(&self) -> Vec<CachedLayer> {
-        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
-        let mut layers: Vec<CachedLayer> = entries
-            .filter(|entry| entry.path().extension().is_some_and(|suffix| suffix == SUFFIX))
-            .filter_map(|entry| {
-                let metadata = entry.metadata().ok()?;
-                Some(CachedLayer {
-                    path: entry.path(),
-                    size: metadata.len(),
-                    used: metadata.modified().ok()?,
-                })
-            })
-            .collect();
-        layers.sort_by(|one, other| other.used.cmp(&one.used).then_with(|| one.path.cmp(&other.path)));
-        layers
-    }
-
-    /// Removes the layers that were not used for the longest time, until the rest is within the limit. An import that uses
-    /// one has it open, and does not notice.
+    /// Keeps the limit.
     pub fn evict(&self) {
-        let (Some(limit), Ok(file_system)) = (self.limit, statvfs(&self.directory)) else { return };
-        let limit = limit.of(file_system.f_blocks.saturating_mul(file_system.f_frsize));
-        let mut total = 0_u64;
-        for layer in self.list() {
-            total = total.saturating_add(layer.size);
-            if total > limit {
-                let _ = fs::remove_file(&layer.path);
-            }
-        }
+        layer_cache::evict(&self.directory, self.limit);
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use mizzen_squashfs::writer::{Options, Segment};
 use sha2::{Digest, Sha256};
 
-pub use cache::{CachedLayer, LayerCache, LayerKey, cache_directory, compressor_name};
+pub use cache::{LayerCache, LayerKey, compressor_name};
 pub use convert::{LayerWriter, convert, stored_time};
 pub use index::{Entry, EntryContent};
 

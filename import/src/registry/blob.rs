@@ -1,7 +1,8 @@
 //! A blob as a stream, which goes on where it stopped: after a lost connection, a stall, a token that has ended.
 //!
 //! What is read is hashed as it goes by. The end is told only if size and digest are those of the descriptor: instead of the
-//! last `Ok(0)` there is an error. So whoever uses the content must read to the end before anybody sees it.
+//! last `Ok(0)` there is an error. So whoever uses the content must read to the end before anybody sees it. Failures do not name
+//! the image: who reads a layer says of what.
 //!
 //! Run by: the user, in the importer.
 
@@ -64,7 +65,7 @@ impl Blob {
         reference: &Reference,
         descriptor: &Descriptor,
     ) -> Result<Blob, Failure> {
-        let endpoints = inner.endpoints(&reference.registry).map_err(|failure| failure.about(reference))?;
+        let endpoints = inner.endpoints(&reference.registry)?;
         let sources = endpoints.into_iter().map(|endpoint| Source::Registry(Box::new(endpoint))).collect();
         Blob::begin(inner, reference, descriptor, sources)
     }
@@ -75,7 +76,7 @@ impl Blob {
         reference: &Reference,
         descriptor: &Descriptor,
     ) -> Result<Blob, Failure> {
-        let about = |failure: Failure| failure.about(descriptor.digest).about(reference);
+        let about = |failure: Failure| failure.about(descriptor.digest);
         let urls: Result<_, Failure> =
             descriptor.urls.iter().map(|url| Url::parse(url).map(Source::Foreign)).collect();
         let sources: VecDeque<Source> = urls.map_err(about)?;
@@ -111,10 +112,6 @@ impl Blob {
     /// Reads what is left and verifies it. Whoever has stopped before the end has not seen whether it is the right blob.
     pub fn finish(mut self) -> Result<(), Failure> {
         io::copy(&mut self, &mut io::sink()).map(drop).map_err(super::failure_of)
-    }
-
-    fn about(&self, failure: Failure) -> Failure {
-        failure.about(&self.reference)
     }
 
     /// Gets an answer that begins where we are.
@@ -154,7 +151,7 @@ impl Blob {
         }
         self.sources.pop_front();
         if self.sources.is_empty() {
-            return Err(self.about(trouble.failure));
+            return Err(trouble.failure);
         }
         self.backoff = Backoff::default();
         Ok(())
@@ -282,16 +279,14 @@ impl Blob {
         }
         let expected = self.descriptor.digest;
         match self.hasher.take().map(Hasher::finish) {
-            Some(found) if found != expected => Err(self.about(wrong_digest(&expected, &found))),
+            Some(found) if found != expected => Err(wrong_digest(&expected, &found)),
             _ => Ok(()),
         }
     }
 
     fn too_long(&self) -> Failure {
         let Descriptor { digest, size, .. } = &self.descriptor;
-        self.about(Failure::new(format!(
-            "{digest}: it has more than the {size} bytes that the manifest says"
-        )))
+        Failure::new(format!("{digest}: it has more than the {size} bytes that the manifest says"))
     }
 }
 

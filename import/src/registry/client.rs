@@ -146,7 +146,8 @@ impl Client {
         Ok(RemoteImage { digest, selected: selected.map_err(|failure| failure.about(reference))? })
     }
 
-    /// A layer or a configuration, as a stream. Its size and digest are verified when its end is read.
+    /// A layer or a configuration, as a stream. Its size and digest are verified when its end is read. Its failures do not
+    /// name the image.
     pub fn blob(&self, reference: &Reference, descriptor: &Descriptor) -> Result<Blob, Failure> {
         Blob::open(self.0.clone(), reference, descriptor)
     }
@@ -164,9 +165,10 @@ impl Client {
                 descriptor.digest, descriptor.size
             )));
         }
+        let about = |failure: Failure| failure.about(reference);
         let mut bytes = Vec::new();
-        let mut blob = self.blob(reference, descriptor)?;
-        std::io::copy(&mut blob, &mut bytes).map_err(super::failure_of)?;
+        let mut blob = self.blob(reference, descriptor).map_err(about)?;
+        std::io::copy(&mut blob, &mut bytes).map_err(super::failure_of).map_err(about)?;
         Ok(bytes)
     }
 

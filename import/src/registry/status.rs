@@ -131,6 +131,7 @@ pub fn of_registry(
         }
         (401, None) => Failure::new(format!("{host}: it wants a login ({text})"))
             .hint(format!("`mizzen login {host}`, or --username and --password-stdin")),
+        (401 | 403, Some(login)) if subject == Subject::Entry => refused(host, login, text),
         (401, Some(login)) => {
             Failure::new(format!("{host}: the login is not enough ({}): {text}", login.shown()))
                 .hint(format!("is the name right? `mizzen login {host}` logs in as somebody else"))
@@ -173,21 +174,28 @@ fn not_found(reason: &Reason, endpoint: &Endpoint, subject: Subject, login: Opti
     Failure::new(format!("{host}: {what} ({text})")).hint(hint)
 }
 
+fn refused(host: &str, login: &Login, text: &str) -> Failure {
+    let failure = Failure::new(format!("{host}: the login is refused ({}): {text}", login.shown()));
+    failure.hint(match login.is_given() {
+        true => "are name and password right? some registries want a token in place of the password".to_owned(),
+        false => format!(
+            "`mizzen login {host}` replaces it; `mizzen logout {host}` goes without, which is enough for public images"
+        ),
+    })
+}
+
 /// What the answer of a server means that was asked for a token.
 pub fn of_token_server(response: Response, endpoint: &Endpoint, login: Option<&Login>) -> Trouble {
     let server = response.url.authority();
     let reason = Reason::of(response);
     let (host, text) = (&endpoint.host, &reason.text);
     match (reason.status, login) {
-        (400 | 401 | 403, Some(login)) => Trouble::lasting(
-            Failure::new(format!("{host}: the login is refused ({}): {text}", login.shown())).hint(format!(
-                "`mizzen login {host}` replaces it; `mizzen logout {host}` goes without, which is enough for public images"
-            )),
-        ),
-        (401 | 403, None) => Trouble::lasting(
-            Failure::new(format!("{host}: it wants a login ({text})"))
-                .hint(format!("is the name right? `mizzen login {host}`, or --username and --password-stdin")),
-        ),
+        (400 | 401 | 403, Some(login)) => Trouble::lasting(refused(host, login, text)),
+        (401 | 403, None) => {
+            Trouble::lasting(Failure::new(format!("{host}: it wants a login ({text})")).hint(format!(
+                "is the name right? `mizzen login {host}`, or --username and --password-stdin"
+            )))
+        }
         _ => reason.trouble(&server, login).about(format!("{host}: its tokens are from")),
     }
 }

@@ -272,8 +272,13 @@ fn refusals_say_with_what_was_asked() {
     assert_eq!(
         text,
         "NAME: HOST: the login is refused (me, from the command line): 401 Unauthorized: incorrect username or \
-         password / `mizzen login HOST` replaces it; `mizzen logout HOST` goes without, which is enough for public images"
+         password / are name and password right? some registries want a token in place of the password"
     );
+    let kept = format!(r#"{{"auths":{{"{}":{{"auth":"{}"}}}}}}"#, server.host(), encoded("me:secret"));
+    let text = failure_with(&setup().plain(&server).docker_config(&kept), &server);
+    assert!(text.starts_with("NAME: HOST: the login is refused (me, from /"), "{text}");
+    let hint = "`mizzen login HOST` replaces it; `mizzen logout HOST` goes without, which is enough for public images";
+    assert!(text.ends_with(hint), "{text}");
     let text = failure_with(&setup().plain(&server), &server);
     assert_eq!(
         text,

@@ -48,7 +48,7 @@ fn a_wrong_password_is_not_kept() {
     let host = server.host();
     assert_eq!(
         failure.message,
-        format!("{host}: the login is not enough (me, from the command line): 401 Unauthorized: no")
+        format!("{host}: the login is refused (me, from the command line): 401 Unauthorized: no")
     );
     assert!(!setup.home.path().join(".config").exists());
     let failure = log_in(&setup, &server, "").unwrap_err();

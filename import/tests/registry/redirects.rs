@@ -74,10 +74,7 @@ fn a_refusal_of_the_storage_is_not_one_of_the_login() {
     let setup = setup().plain(&server).login("me", "secret");
     let failure = fetch(&setup, &server.host()).unwrap_err();
     let (host, there) = (server.host(), storage.host());
-    assert_eq!(
-        failure.message,
-        format!("{}: {host}: it redirects to: {there}: it answers 401 Unauthorized", image(&host))
-    );
+    assert_eq!(failure.message, format!("{host}: it redirects to: {there}: it answers 401 Unauthorized"));
     assert_eq!(storage.log(), ["GET /x []"]);
 }
 
@@ -95,7 +92,7 @@ fn not_every_place_is_followed_to() {
         let setup = setup().plain(&server).login("me", "password");
         let failure = fetch(&setup, &server.host()).unwrap_err();
         let host = server.host();
-        assert_eq!(failure.message, format!("{}: {host}: {problem}", image(&host)));
+        assert_eq!(failure.message, format!("{host}: {problem}"));
     }
     for location in
         ["http://169.254.169.254/latest/meta-data", "http://[fe80::1]/", "http://[::ffff:169.254.1.1]/"]
@@ -115,7 +112,7 @@ fn circles_have_an_end() {
     let server = Server::start(|_| Reply::redirect("/again"));
     let failure = fetch(&setup().plain(&server), &server.host()).unwrap_err();
     let host = server.host();
-    assert_eq!(failure.message, format!("{}: {host}: more than 10 redirects", image(&host)));
+    assert_eq!(failure.message, format!("{host}: more than 10 redirects"));
     assert_eq!(server.log().len(), 11);
 }
 
@@ -128,11 +125,7 @@ fn http_does_not_follow_https() {
     let failure = fetch(&setup().tls(&host), &host).unwrap_err();
     assert_eq!(
         failure.message,
-        format!(
-            "{}: {host}: it redirects to: {}: http after https, which is refused",
-            image(&host),
-            storage.url("/x")
-        )
+        format!("{host}: it redirects to: {}: http after https, which is refused", storage.url("/x"))
     );
     assert!(storage.log().is_empty());
 }

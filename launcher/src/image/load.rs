@@ -37,7 +37,7 @@ impl Loaded {
                 Content::Squashfs(Arc::new(open_squashfs(&opened)?))
             }
             ImageKind::Directory => Content::Directory(
-                DirectoryTree::open(&opened.path)
+                DirectoryTree::from_file(&opened.file)
                     .map_err(|error| Failure::caused_by(shown(&opened.path), error))?,
             ),
         };

@@ -27,6 +27,7 @@ use nix::sys::signal::Signal;
 use crate::mount::MountKind;
 use crate::plan::{Changes, Plan, Root};
 use crate::report::report_note;
+use crate::slurm::Helper;
 use crate::sys;
 
 pub use exec::exec_program;
@@ -55,6 +56,8 @@ pub struct Sources {
     pub data: Vec<Arc<squashfs::Image>>,
     /// Who watches over the file servers.
     pub watch: Watch,
+    /// Who runs Slurm's commands, if the plan has them.
+    pub helper: Option<Helper>,
 }
 
 /// Runs the program in a container with process ids of its own, and returns its exit code.
@@ -115,6 +118,8 @@ struct Servers {
     data: Vec<Mountable>,
     /// Where the changes of a writable root go, if not into memory.
     changes: Option<changes_guard::Directory>,
+    /// Who runs Slurm's commands.
+    helper: Option<Helper>,
 }
 
 impl Servers {
@@ -136,7 +141,8 @@ impl Servers {
             }
             Root::Writable(Changes::InMemory { .. }) | Root::ReadOnly => None,
         };
-        Ok(Servers { root, data, changes, watch: sources.watch, user_namespace: None })
+        let Sources { watch, helper, .. } = sources;
+        Ok(Servers { root, data, changes, watch, user_namespace: None, helper })
     }
 }
 
@@ -150,11 +156,11 @@ fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
 }
 
 fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
-    let Servers { root, data, changes, watch, user_namespace } = servers;
+    let Servers { root, data, changes, watch, user_namespace, helper } = servers;
     // Everything that comes from the host is opened while it can be seen.
     let sources = mounts::open_sources(plan)?;
     let root = root::prepare(plan, root, changes.as_ref().map(|changes| changes.path.as_path()))?;
-    mounts::apply(plan, &root, sources, data)?;
+    mounts::apply(plan, &root, sources, data, helper.as_ref())?;
     root.enter()?;
     if let Some(namespace) = user_namespace {
         watch.arm(namespace.as_fd());

@@ -22,6 +22,7 @@ use super::root::{NewRoot, make_link};
 use crate::mount::{HostFile, Link, Mount, MountKind, Shape};
 use crate::mountinfo::MountLine;
 use crate::plan::{Plan, lies_in};
+use crate::slurm::Helper;
 use crate::{host_libraries, mountinfo, slurm, sys};
 
 /// What a mount of the plan needs from the host.
@@ -88,6 +89,7 @@ pub fn apply(
     root: &NewRoot,
     sources: Vec<OpenSource>,
     servers: Vec<Mountable>,
+    helper: Option<&Helper>,
 ) -> Result<(), Failure> {
     let mut servers = servers.into_iter();
     // Those that the next one may lie in, the innermost last.
@@ -127,7 +129,7 @@ pub fn apply(
             (MountKind::Commands(_), OpenSource::One(launcher)) => {
                 new_file_system("tmpfs", &place, "mode=0755,size=1m")?;
                 let directory = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
-                commands_in(directory.as_fd(), launcher.as_fd()).map_err(|errno| {
+                commands_in(directory.as_fd(), launcher.as_fd(), helper).map_err(|errno| {
                     let what = format!("cannot put Slurm's commands into {}", target.display());
                     Failure::caused_by(what, errno)
                 })?;
@@ -219,8 +221,8 @@ fn devices_on(
     Ok(())
 }
 
-/// The launcher in a new directory, and links to it under the names of Slurm's commands.
-fn commands_in(directory: BorrowedFd, launcher: BorrowedFd) -> nix::Result<()> {
+/// The launcher in a new directory, links to it under the names of Slurm's commands, and who runs these.
+fn commands_in(directory: BorrowedFd, launcher: BorrowedFd, helper: Option<&Helper>) -> nix::Result<()> {
     let name = OsStr::new("mizzen");
     make_mount_point(directory, Path::new(name), Shape::File)?;
     bind(launcher, open_entry(directory, name, Shape::File)?.as_fd())?;
@@ -229,7 +231,8 @@ fn commands_in(directory: BorrowedFd, launcher: BorrowedFd) -> nix::Result<()> {
     let below = Path::new(host_libraries::DIRECTORY).strip_prefix(slurm::DIRECTORY);
     make_mount_point(directory, below.map_err(|_| Errno::EINVAL)?, Shape::Directory)?;
     let links = open_entry(directory, OsStr::new("bin"), Shape::Directory)?;
-    slurm::COMMANDS.iter().try_for_each(|command| symlinkat("../mizzen", &links, *command))
+    slurm::COMMANDS.iter().try_for_each(|command| symlinkat("../mizzen", &links, *command))?;
+    helper.map_or(Ok(()), |helper| helper.listen_in(directory))
 }
 
 /// The node's files in a new directory, and links to them.

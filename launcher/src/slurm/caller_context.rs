@@ -211,7 +211,7 @@ mod tests {
             ("OMP_NUM_THREADS", "4"),
             ("SLURM_JOB_ID", "7"),
             ("SLURM_MIZZEN_REQUEST", "image=/shared/tf.sqsh"),
-            ("SLURM_MIZZEN_HOST", "mizzen.0123"),
+            ("SLURM_MIZZEN_HOST", "/.mizzen/helper"),
             ("SLURM_MIZZEN_INSIDE", "image=/old&workdir=/old"),
         ])
     }

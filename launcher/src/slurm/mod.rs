@@ -6,14 +6,15 @@
 //!     inside the container                                outside, same step
 //!
 //!     batch script                                        helper, started by `helper::start_helper`
-//!       └─ srun = mizzen, the shim ── abstract socket ──>   └─ one process for each command
+//!       └─ srun = mizzen, the shim ── /.mizzen/helper ──>   └─ one process for each command
 //!            stdin, stdout, stderr ────── descriptors ────>      └─ /usr/bin/srun, on those descriptors
 //!            words, variables, directory, limits ─────────>
 //!            signals ─────────────────────────────────────>
 //!            exit code <──────────────────────────────────
 //!
 //! Who ends whom: the end of the program that the helper was started for ends the helper and all its commands; the
-//! end of a shim, however it comes, ends its command. Nothing is on disk, so nothing is left behind.
+//! end of a shim, however it comes, ends its command. The socket is in a file system of the container's own, so nothing is left
+//! behind, and nobody else finds it.
 //!
 //! What the image sets for its own programs (PATH, LD_LIBRARY_PATH, …) must not reach the host's, and the programs
 //! of the new step must have it again: `caller_context` has the rule.
@@ -35,7 +36,7 @@ pub(crate) mod wire;
 use std::ffi::OsStr;
 use std::path::Path;
 
-pub use {caller_context::CallerContext, helper::start_helper};
+pub use {caller_context::CallerContext, helper::Helper, helper::start_helper};
 
 /// The commands that a shim stands in for: all of Slurm's that users call.
 pub const COMMANDS: [&str; 18] = [
@@ -46,8 +47,16 @@ pub const COMMANDS: [&str; 18] = [
 /// Where the launcher is inside, and in its directory `bin` the links to it under these names.
 pub const DIRECTORY: &str = "/.mizzen";
 
-/// Where the helper listens, for the shims. It means something on its own node only.
+/// Where the helper listens, in [`DIRECTORY`].
+const SOCKET: &str = "helper";
+
+/// Tells the shims where the helper listens. It means something in its own container only.
 pub const HOST_VARIABLE: &str = "SLURM_MIZZEN_HOST";
+
+/// The value of [`HOST_VARIABLE`].
+pub fn helper_address() -> String {
+    format!("{DIRECTORY}/{SOCKET}")
+}
 
 /// The Slurm command as which this program was called, if it was.
 pub fn command_named(argv0: &OsStr) -> Option<&'static str> {

@@ -6,9 +6,8 @@ use std::fs::File;
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,7 +18,6 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::getuid;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::wire::{CommandRequest, CommandResult, FROM_TERMINAL, Inherited};
@@ -78,24 +76,15 @@ fn connect() -> Result<UnixStream, Failure> {
             .hint("Slurm's commands work in containers that Slurm starts; keep the SLURM_ variables there");
         return Err(failure.of_kind(FailureKind::NotFound));
     };
-    let address = SocketAddr::from_abstract_name(name.as_bytes());
-    let stream = address.and_then(|address| UnixStream::connect_addr(&address)).map_err(|error| {
+    UnixStream::connect(&name).map_err(|error| {
         helper_gone(&format!("does not answer at {}: {}", quote(name.as_bytes()), cause(&error)))
-    })?;
-    // The name of a helper that has ended is free for anybody. The kernel translates the user of the other end into
-    // this user namespace, so this holds also for one who is root inside.
-    let peer = sys::peer_uid(stream.as_fd()).map_err(|error| helper_gone(&cause(&error)))?;
-    if peer != getuid().as_raw() {
-        // To close it may mean to wait for what the other user has sent.
-        std::mem::forget(stream);
-        return Err(helper_gone("has been replaced by another user's"));
-    }
-    Ok(stream)
+    })
 }
 
 fn helper_gone(how: &str) -> Failure {
-    Failure::new(format!("the helper outside the container {how}"))
-        .hint("it lives as long as the program that the container was started for, on the same node")
+    Failure::new(format!("the helper outside the container {how}")).hint(
+        "it lives as long as the program that the container was started for, and only in that container",
+    )
 }
 
 /// The directory may have been removed, or lie outside what the container shows.

@@ -3,10 +3,11 @@
 
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::find_image::find_file;
+use mizzen_core::staging::Amount;
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -21,6 +22,7 @@ use super::source::Manifest;
 use super::{Provenance, Requirements, StagingOptions, progress, site};
 use crate::find_image;
 use crate::image::check_content;
+use crate::layer_cache::{self, CachedLayer};
 use crate::progress::Progress;
 use crate::report::{age, megabytes};
 use crate::sys;
@@ -88,6 +90,8 @@ pub struct Commands {
     staging: StagingOptions,
     /// Root's, which others can look at.
     shared: Option<Cache>,
+    /// The layers that the user's imports have left, and how large they may be.
+    layers: Option<(PathBuf, Option<Amount>)>,
     /// What a limit on the size of files would do to a process that writes.
     _unharmed: sys::IgnoreSignal,
     _mask: sys::FileMask,
@@ -98,13 +102,16 @@ impl Commands {
     pub fn new(config: &Config) -> Result<Commands, Failure> {
         let _mask = sys::FileMask::set(cache::MASK);
         let staging = StagingOptions::new(config.settings.stage(), config)?;
-        let (cache, shared) = if is_roots(config) {
-            (Cache::open_site(&config.stage_shared)?, None)
+        let (cache, shared, layers) = if is_roots(config) {
+            (Cache::open_site(&config.stage_shared)?, None, None)
         } else {
             let site = Cache::open_site_read_only(&config.stage_shared).ok().flatten();
-            (Cache::open(&config.stage_directory)?, site)
+            let limit = Amount::parse(&config.layer_cache_max_size)?;
+            let layers = layer_cache::directory().ok().map(|directory| (directory, limit));
+            (Cache::open(&config.stage_directory)?, site, layers)
         };
-        Ok(Commands { cache, staging, shared, _unharmed: sys::IgnoreSignal::new(Signal::SIGXFSZ), _mask })
+        let _unharmed = sys::IgnoreSignal::new(Signal::SIGXFSZ);
+        Ok(Commands { cache, staging, shared, layers, _unharmed, _mask })
     }
 
     /// Shows all copies, the last used first.
@@ -115,7 +122,21 @@ impl Commands {
             own.text.push_str(&shared.text);
             own.json["shared"] = shared.json;
         }
+        let (directory, layers) = self.layers();
+        if !layers.is_empty() {
+            let size: u64 = layers.iter().map(|layer| layer.size).sum();
+            let noun = if layers.len() == 1 { "converted layer" } else { "converted layers" };
+            let directory = quote(directory.as_os_str().as_encoded_bytes());
+            let _ = writeln!(own.text, "{directory}: {} {noun}, {}", layers.len(), megabytes(size));
+            own.json["layers"] = json!({ "directory": directory, "size": size, "count": layers.len() });
+        }
         Ok(own)
+    }
+
+    /// What imports have left for the next one on the same base.
+    fn layers(&self) -> (&Path, Vec<CachedLayer>) {
+        let directory = self.layers.as_ref().map_or(Path::new(""), |(directory, _)| directory);
+        (directory, layer_cache::list(directory))
     }
 
     /// Reads every copy and compares it with its digest; what differs is set aside and copied again when it is needed.
@@ -168,7 +189,9 @@ impl Commands {
         }
         let after: u64 = self.copies()?.iter().map(|copy| copy.size).sum();
         self.forget()?;
-        let freed = before.saturating_sub(after);
+        let layers =
+            self.layers.as_ref().map_or(0, |(directory, limit)| layer_cache::evict(directory, *limit));
+        let freed = before.saturating_sub(after) + layers;
         let mut text = format!(
             "{} freed, {} kept, {left_over} other files removed\n",
             megabytes(freed),
@@ -216,7 +239,12 @@ impl Commands {
             listed.push(json!({ "digest": copy.digest.to_string(), "removed": removed }));
         }
         self.forget()?;
-        Ok(Outcome { text, json: json!({ "copies": listed }), good })
+        let (_, layers) = self.layers();
+        let removed = layers.iter().filter(|layer| all && std::fs::remove_file(&layer.path).is_ok()).count();
+        if removed > 0 {
+            let _ = writeln!(text, "{removed} converted layers: removed");
+        }
+        Ok(Outcome { text, json: json!({ "copies": listed, "layers": removed }), good })
     }
 
     fn copies(&self) -> Result<Vec<CachedCopy>, Failure> {

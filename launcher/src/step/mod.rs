@@ -31,8 +31,8 @@ use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
-use crate::sandbox::{self, Namespaces};
-use crate::slurm::{self, CallerContext};
+use crate::sandbox::{self, Namespaces, Sources};
+use crate::slurm::{self, CallerContext, Helper};
 use crate::{sys, trace};
 use channel::TaskChannel;
 use step_reporter::StepReporter;
@@ -150,19 +150,24 @@ fn enter(
             let mut options = RunOptions::new(image, command, settings, config, Origin::StepOption)?;
             options.step = of_step;
             options.import.config = handover.config.clone();
+            options.import.variables = account_variables(accounts);
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
                 options.staging.expect(&sent)?;
             }
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
+            let mut helper = None;
             if let Some(step) = options.step.as_mut().filter(|_| calls && slurm_commands) {
                 match slurm::start_helper() {
-                    Ok(address) => step.commands = Some(address),
+                    Ok(started) => {
+                        helper = Some(started);
+                        step.commands = Some(slurm::helper_address());
+                    }
                     // The program may never call one.
                     Err(failure) => note(handover, &failure.to_string()),
                 }
             }
-            let (namespaces, plan) = build(handover, channel, &options, *user_namespace, accounts)?;
+            let (namespaces, plan) = build(handover, channel, &options, helper, *user_namespace, accounts)?;
             channel.log_ready(&format!("{}: {}", log_name(&options.image, &plan.facts), trace::phases()));
             // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
             // have a step for every core of a node.
@@ -178,6 +183,13 @@ fn enter(
     let mut environment = environment.to_vec();
     environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
     Ok(Program::new(&options, &facts, typed_command(&options, &facts), &environment))
+}
+
+/// Where the user's store and credentials are, for an importer in a job that was given no environment (`--export=NONE`).
+fn account_variables(accounts: &Accounts) -> Vec<(&'static str, OsString)> {
+    let home = accounts.home.clone().map(|home| ("HOME", home.into_os_string()));
+    let user = accounts.user.clone().map(|user| ("USER", user.into()));
+    home.into_iter().chain(user).collect()
 }
 
 /// The image as Slurm's log names it: which file, which content, which name in a registry.
@@ -203,6 +215,7 @@ fn build(
     handover: &Handover,
     channel: &TaskChannel,
     options: &RunOptions,
+    helper: Option<Helper>,
     user_namespace: Option<i32>,
     accounts: &Accounts,
 ) -> Result<(Namespaces, Plan), Failure> {
@@ -214,7 +227,7 @@ fn build(
     if let Some(text) = unmapped_groups(&plan.identity, accounts) {
         note(handover, &text);
     }
-    let namespaces = pipeline::build(&plan, sources, user_namespace)?;
+    let namespaces = pipeline::build(&plan, Sources { helper, ..sources }, user_namespace)?;
     Ok((namespaces, plan))
 }
 

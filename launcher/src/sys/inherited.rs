@@ -1,7 +1,6 @@
 //! What descriptors that were inherited by number really are, who is at the other end of a socket, and what this process
 //! inherited about its signals.
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -35,24 +34,6 @@ pub fn is_pmi_socket(fd: i32, in_step: bool) -> bool {
     getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream)
         && (!in_step
             || getsockopt(&fd, sockopt::PeerCredentials).is_ok_and(|peer| peer.pid() == getppid().as_raw()))
-}
-
-/// The user at the other end of a Unix socket, as this user namespace numbers it. (Not through a crate: the number of
-/// a process that this pid namespace cannot see is 0, which rustix's type cannot hold.)
-pub fn peer_uid(socket: BorrowedFd) -> io::Result<u32> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes, the size of the live structure.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut length,
-        )
-    };
-    if done == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Whether this process was started with the signal ignored, as `nohup` does.

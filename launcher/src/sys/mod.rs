@@ -17,7 +17,7 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
-pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace, peer_uid};
+pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace};
 pub use leases::{is_open_elsewhere, is_written};
 pub use mapped::Mapped;
 pub use scm_rights::{receive_descriptors, send_descriptors};

@@ -42,6 +42,9 @@ pub enum Credential {
     RegistryToken(Secret),
 }
 
+/// Where credentials are from that were found in no file.
+const COMMAND_LINE: &str = "the command line";
+
 /// A proof, and where it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Login {
@@ -52,6 +55,11 @@ pub struct Login {
 }
 
 impl Login {
+    /// Whether it was just typed, and is not kept anywhere.
+    pub fn is_given(&self) -> bool {
+        self.origin == COMMAND_LINE
+    }
+
     /// Who, for messages.
     pub fn shown(&self) -> String {
         match &self.credential {
@@ -92,7 +100,7 @@ impl Credentials {
     pub fn find(&self, wanted: &Wanted, is_named: bool) -> Result<Option<Login>, Failure> {
         if let (Some((user, password)), true) = (&self.given, is_named) {
             let credential = Credential::Password { user: user.clone(), password: password.clone() };
-            return Ok(Some(Login { credential, origin: "the command line".to_owned() }));
+            return Ok(Some(Login { credential, origin: COMMAND_LINE.to_owned() }));
         }
         for file in self.auth_files() {
             let found = match AuthFile::read(&file.path) {
