@@ -14,7 +14,7 @@ mod support;
 mod token;
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::layers::{file, layer, many, sample};
@@ -132,13 +132,18 @@ fn the_store_gets_an_image_once() {
     registry.push(layout.path(), "sample", "team/sample:1", &[PLAIN]);
     let home = Home::with_config(&registry.plain_config());
     let reference = registry.reference("team/sample:1");
-    let mut paths = Vec::new();
-    for _ in 0..2 {
-        let outcome = home.import(&[&reference]);
-        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-        paths.push(outcome.stdout.trim_end().to_owned());
+    // Several at once, and then another.
+    let started: Vec<_> =
+        (0..4).map(|_| home.command(&[&reference]).stdout(Stdio::piped()).spawn().unwrap()).collect();
+    let mut paths: Vec<String> = Vec::new();
+    for output in started.into_iter().map(|child| child.wait_with_output().unwrap()) {
+        assert!(output.status.success());
+        paths.push(String::from_utf8(output.stdout).unwrap().trim_end().to_owned());
     }
-    assert_eq!(paths[0], paths[1]);
+    let again = home.import(&[&reference]);
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+    paths.push(again.stdout.trim_end().to_owned());
+    assert!(paths.iter().all(|path| *path == paths[0]), "{paths:?}");
     assert!(paths[0].starts_with(home.store().to_str().unwrap()), "{paths:?}");
     assert_eq!(common::program::unsquashed(paths[0].as_ref(), &home.path("tree")), tree);
     let log = registry.log();
