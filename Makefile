@@ -103,7 +103,7 @@ stage-inject: $(TOOLS)/ready
 
 # Debian packages for the build and for the virtual cluster.
 PACKAGES := gcc g++ libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev \
-  squashfs-tools busybox-static binutils umoci skopeo docker-registry openssl
+  squashfs-tools busybox-static binutils umoci skopeo docker-registry openssl strace
 
 deps:
 	@missing=$$(for package in $(PACKAGES); do \

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use mizzen_import::registry::fuzz::SEEDS;
 use mizzen_tests::images::{ImageTree, sif};
 use rustix::fs::{XattrFlags, setxattr};
 
@@ -26,6 +27,11 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         "slurm-command" => texts(&["E\0", "K\u{9}", "R\u{7f}no such command\nload a module", ORDER]),
         "tar" => archives(),
         "layer" => layers(),
+        "writer" => Ok(mizzen_import::fuzz::writer_seeds()),
+        "manifest" | "headers" | "credentials" => {
+            let seeds = SEEDS.iter().filter(|(parser, _)| *parser == name);
+            Ok(seeds.map(|(_, text)| text.as_bytes().to_vec()).collect())
+        }
         _ => bail!("{name} has no seeds"),
     }
 }
@@ -165,12 +171,10 @@ const ORDER: &str = "mizzen slurm 1\0srun\0/home/alice\x0018\x001024,1024\x002\0
 
 #[cfg(test)]
 mod tests {
-    use mizzen::fuzz::TARGETS;
-
     /// A fuzzer that starts from what its parser refuses at once never gets far.
     #[test]
     fn every_parser_takes_its_seeds() {
-        for (name, parser) in TARGETS {
+        for (name, parser) in crate::targets::all() {
             for (number, seed) in super::of(name).unwrap().iter().enumerate() {
                 assert!(parser(seed), "seed {number} of {name} is refused");
             }

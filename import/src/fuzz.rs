@@ -1,9 +1,14 @@
 //! Every parser of the importer, as a function of bytes: what fuzzers and the tests call. As in the launcher, a function
 //! returns whether its parser took the bytes, and asserts what the parser promises.
 
+mod written;
+
 use std::io::{self, Read};
 
+pub use written::{seeds as writer_seeds, written};
+
 use crate::decompress::decompressed;
+use crate::registry::fuzz as registry;
 use crate::tar::header::BLOCK_LEN;
 use crate::tar::{Archive, Entry, EntryKind, MAX_EXTENDED_LEN, Writer};
 
@@ -11,7 +16,14 @@ use crate::tar::{Archive, Entry, EntryKind, MAX_EXTENDED_LEN, Writer};
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All of them.
-pub const TARGETS: [Target; 2] = [("tar", tar), ("layer", layer)];
+pub const TARGETS: [Target; 6] = [
+    ("tar", tar),
+    ("layer", layer),
+    ("manifest", registry::manifest),
+    ("headers", registry::headers),
+    ("credentials", registry::credentials),
+    ("writer", written),
+];
 
 /// How much of all contents is read: a sparse file has more zeros than anybody has time.
 const CONTENT_LIMIT: u64 = 64 << 10;

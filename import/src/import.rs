@@ -37,6 +37,8 @@ use crate::source::{
 };
 
 const COPY_LEN: usize = 1 << 20;
+/// Begins the media type of a SIF file in a registry.
+const SIF_LAYER: &str = "application/vnd.sylabs.sif.layer.";
 
 /// Opens a file of a layout by its name.
 type OpenFile<'a> = dyn Fn(&str) -> Result<Box<dyn Read + Send>, Failure> + Sync + 'a;
@@ -119,6 +121,11 @@ impl Importer<'_> {
         if reference.transport == Transport::Oras {
             self.take_artifact(reference, &selected.manifest, client, output)?;
             return Ok(Some(selected.digest));
+        }
+        if selected.manifest.layers.iter().any(|layer| layer.media_type.starts_with(SIF_LAYER)) {
+            let other = Reference { transport: Transport::Oras, ..reference.clone() };
+            return Err(about(Failure::new("it is a SIF file, and no image that is made of layers"))
+                .hint(format!("write it {other}")));
         }
         let config = client.small_blob(reference, &selected.manifest.config, CONFIG_LIMIT)?;
         let config = normalised(&config).map_err(about)?;

@@ -92,6 +92,11 @@ pub fn wrong_size(digest: &BlobDigest, found: u64, expected: u64) -> Failure {
     Failure::new(format!("{digest}: it has {found} bytes, and the manifest says {expected}"))
 }
 
+/// Nobody makes such an image; each layer takes a file and time.
+pub fn too_many_layers(count: usize) -> Failure {
+    Failure::new(format!("the image has {count} layers, more than {LAYER_LIMIT}"))
+}
+
 /// One image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
@@ -176,8 +181,7 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<ManifestOrIndex, Failure> {
             expect_type(&document.media_type, &[OCI_MANIFEST, DOCKER_MANIFEST], "a manifest")?;
             let layers = layers.unwrap_or_default();
             if layers.len() > LAYER_LIMIT {
-                let count = layers.len();
-                return Err(Failure::new(format!("the image has {count} layers, more than {LAYER_LIMIT}")));
+                return Err(too_many_layers(layers.len()));
             }
             Ok(ManifestOrIndex::Manifest(Box::new(Manifest {
                 media_type: document.media_type,

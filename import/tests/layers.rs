@@ -6,69 +6,9 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
+use common::layers::{Item, dir, file, item, layer, link, mode, symlink};
 use common::{Scratch, facts, import, run};
-use tar::{Builder, EntryType, Header};
-
-/// An entry of a layer.
-#[derive(Clone)]
-struct Item {
-    path: &'static [u8],
-    kind: EntryType,
-    content: &'static str,
-    mode: u32,
-    xattr: Option<(&'static str, &'static str)>,
-}
-
-const fn item(path: &'static str, kind: EntryType, content: &'static str) -> Item {
-    Item { path: path.as_bytes(), kind, content, mode: 0o644, xattr: None }
-}
-const fn file(path: &'static str, content: &'static str) -> Item {
-    item(path, EntryType::Regular, content)
-}
-const fn dir(path: &'static str) -> Item {
-    Item { mode: 0o755, ..item(path, EntryType::Directory, "") }
-}
-const fn symlink(path: &'static str, target: &'static str) -> Item {
-    item(path, EntryType::Symlink, target)
-}
-const fn link(path: &'static str, target: &'static str) -> Item {
-    item(path, EntryType::Link, target)
-}
-const fn mode(mode: u32, item: Item) -> Item {
-    Item { mode, ..item }
-}
-
-/// One layer as a tar; names are stored as they are, which the crate's own functions would not do.
-fn layer(items: &[Item]) -> Vec<u8> {
-    let mut builder = Builder::new(Vec::new());
-    for (number, item) in items.iter().enumerate() {
-        if let Some((name, value)) = item.xattr {
-            let key = format!("SCHILY.xattr.{name}");
-            builder.append_pax_extensions([(key.as_str(), value.as_bytes())]).unwrap();
-        }
-        let mut header = Header::new_ustar();
-        header.as_mut_bytes()[..item.path.len()].copy_from_slice(item.path);
-        header.set_entry_type(item.kind);
-        header.set_mode(item.mode);
-        header.set_mtime(1_600_000_000 + number as u64);
-        header.set_uid(number as u64);
-        header.set_gid(7);
-        let is_link = [EntryType::Symlink, EntryType::Link].contains(&item.kind);
-        if is_link {
-            header.as_mut_bytes()[157..157 + item.content.len()].copy_from_slice(item.content.as_bytes());
-        }
-        if [EntryType::Char, EntryType::Block].contains(&item.kind) {
-            let (major, minor) = item.content.split_once(':').unwrap();
-            header.set_device_major(major.parse().unwrap()).unwrap();
-            header.set_device_minor(minor.parse().unwrap()).unwrap();
-        }
-        let content = if item.kind == EntryType::Regular { item.content.as_bytes() } else { b"" };
-        header.set_size(content.len() as u64);
-        header.set_cksum();
-        builder.append(&header, content).unwrap();
-    }
-    builder.into_inner().unwrap()
-}
+use tar::EntryType;
 
 /// Every corner that layers have, by name.
 fn cases() -> Vec<(&'static str, Vec<Vec<Item>>)> {
@@ -193,7 +133,7 @@ fn cases() -> Vec<(&'static str, Vec<Vec<Item>>)> {
             "extended attributes that go with a layer",
             vec![vec![Item { xattr: Some(("user.note", "hello")), ..dir("a") }], vec![dir("a")]],
         ),
-        ("bytes that are no text", on_base(vec![Item { path: b"\xff\xfe\n", ..file("", "bytes") }])),
+        ("bytes that are no text", on_base(vec![Item { path: b"\xff\xfe\n".into(), ..file("", "bytes") }])),
     ]
 }
 

@@ -30,17 +30,42 @@ const KEPT_XATTRS: [&[u8]; 2] = [b"user.", b"security.capability"];
 
 /// Converts a layer into `out`, an empty file that can be read. Reads `source` to its end: what checks the digest of a blob does
 /// so there.
-pub fn convert(mut source: impl Read + Send, out: File, compressors: &Compressors) -> Result<Layer, Failure> {
+pub fn convert(source: impl Read + Send, out: File, compressors: &Compressors) -> Result<Layer, Failure> {
     let mut layer = LayerWriter::new(out, compressors)?;
+    let mut source = Watched { source, has_failed: false };
+    if let Err(failure) = read_all(&mut source, &mut layer) {
+        if source.has_failed {
+            return Err(failure);
+        }
+        // Bytes that make no sense may be others than were announced, and then that is what to tell.
+        return Err(io::copy(&mut source, &mut io::sink()).map_or_else(failure_of, |_| failure));
+    }
+    layer.finish()
+}
+
+fn read_all(mut source: impl Read, layer: &mut LayerWriter) -> Result<(), Failure> {
     let mut archive = Archive::new(decompressed(&mut source).map_err(failure_of)?);
     while let Some(entry) = archive.next_entry().map_err(|error| failure_of(error.into()))? {
         let shown = quote(&entry.path);
-        add(entry, &mut archive, &mut layer).map_err(|failure| failure.about(shown))?;
+        add(entry, &mut archive, layer).map_err(|failure| failure.about(shown))?;
     }
+    // Behind the end of the archive there may be padding, and the checksum of what is compressed.
+    archive.drain().map_err(failure_of)?;
     drop(archive);
-    // Behind the end of the archive there may be padding.
     io::copy(&mut source, &mut io::sink()).map_err(failure_of)?;
-    layer.finish()
+    Ok(())
+}
+
+/// A source that knows whether it was it that failed.
+struct Watched<R> {
+    source: R,
+    has_failed: bool,
+}
+
+impl<R: Read> Read for Watched<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.source.read(buffer).inspect_err(|_| self.has_failed = true)
+    }
 }
 
 fn add(entry: tar::Entry, archive: &mut Archive<impl Read>, layer: &mut LayerWriter) -> Result<(), Failure> {

@@ -68,37 +68,29 @@ pub fn credentials(bytes: &[u8]) -> bool {
     })
 }
 
+/// Good inputs, which the fuzzers start from as well.
+pub const SEEDS: [(&str, &str); 10] = [
+    (
+        "manifest",
+        r#"{"schemaVersion":2,"config":{"mediaType":"a","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0},"layers":[]}"#,
+    ),
+    (
+        "manifest",
+        r#"{"schemaVersion":2,"manifests":[{"digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0,"platform":{"os":"linux","architecture":"arm","variant":"v6.1"},"annotations":null}]}"#,
+    ),
+    ("headers", r#"Bearer realm="https://auth.docker.io/token",service="a \"b\"",scope=x, Basic realm="y""#),
+    ("headers", "https://storage.test:8443/a/b?c=d#e"),
+    ("headers", "Sun, 06 Nov 1994 08:49:37 GMT"),
+    ("headers", "bytes 100-199/200"),
+    ("headers", "//[::1]:99/../x"),
+    ("credentials", r#"{"auths":{"https://nvcr.io/v1/":{"auth":"JG9hdXRodG9rZW46a2V5"}},"credHelpers":{}}"#),
+    ("credentials", "machine nvcr.io login $oauthtoken password ${KEY}$KEY"),
+    ("credentials", "machine authn.nvidia.com login \"a\" password b"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    type Parser = fn(&[u8]) -> bool;
-
-    /// Good inputs, which the fuzzers start from as well.
-    const SEEDS: [(Parser, &str); 10] = [
-        (
-            manifest,
-            r#"{"schemaVersion":2,"config":{"mediaType":"a","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0},"layers":[]}"#,
-        ),
-        (
-            manifest,
-            r#"{"schemaVersion":2,"manifests":[{"digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0,"platform":{"os":"linux","architecture":"arm","variant":"v6.1"},"annotations":null}]}"#,
-        ),
-        (
-            headers,
-            r#"Bearer realm="https://auth.docker.io/token",service="a \"b\"",scope=x, Basic realm="y""#,
-        ),
-        (headers, "https://storage.test:8443/a/b?c=d#e"),
-        (headers, "Sun, 06 Nov 1994 08:49:37 GMT"),
-        (headers, "bytes 100-199/200"),
-        (headers, "//[::1]:99/../x"),
-        (
-            credentials,
-            r#"{"auths":{"https://nvcr.io/v1/":{"auth":"JG9hdXRodG9rZW46a2V5"}},"credHelpers":{}}"#,
-        ),
-        (credentials, "machine nvcr.io login $oauthtoken password ${KEY}$KEY"),
-        (credentials, "machine authn.nvidia.com login \"a\" password b"),
-    ];
 
     /// A few thousand broken forms of each: the fuzzers do more, and take longer.
     #[test]
@@ -108,7 +100,9 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) as usize % below.max(1)
         };
-        for (parser, seed) in SEEDS {
+        let parsers = crate::fuzz::TARGETS;
+        for (name, seed) in SEEDS {
+            let (_, parser) = parsers.iter().find(|(known, _)| *known == name).unwrap();
             assert!(parser(seed.as_bytes()), "{seed}");
             for length in 0..seed.len() {
                 parser(&seed.as_bytes()[..length]);

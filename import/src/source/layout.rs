@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use crate::failures::failure_of;
 use crate::manifest::{
     BlobDigest, CONFIG_LIMIT, Descriptor, Index, LAYER_LIMIT, MANIFEST_LIMIT, ManifestOrIndex, Platform,
-    check_digest, parse_manifest, select,
+    parse_manifest, select, too_many_layers, wrong_size,
 };
 
 /// The annotation of an index that names an image.
@@ -95,7 +95,7 @@ fn read_blob(files: &dyn LayoutFiles, descriptor: &Descriptor, limit: u64) -> Re
     let name = blob_name(&descriptor.digest);
     let missing = || Failure::new(format!("{name} is not there")).hint(NOT_COMPLETE);
     let bytes = files.read(&name, limit)?.ok_or_else(missing)?;
-    check_digest(&descriptor.digest, &bytes)?;
+    descriptor.check(&bytes)?;
     Ok(bytes)
 }
 
@@ -124,6 +124,9 @@ fn describe_oci(
             let foreign = "it is a layer that may not be given away, and the archive was made without it";
             failure.hint(if layer.is_foreign() { foreign } else { NOT_COMPLETE })
         })?;
+        if size != layer.size {
+            return Err(wrong_size(&layer.digest, size, layer.size).hint(NOT_COMPLETE));
+        }
         layers.push(DescribedLayer { name, digest: Some(layer.digest), size });
     }
     Ok(Described { config, layers, manifest: Some(selected.digest) })
@@ -203,7 +206,10 @@ fn describe_docker(files: &dyn LayoutFiles, name: Option<&str>) -> Result<Descri
     let config = files.read(&image.config, CONFIG_LIMIT)?.ok_or_else(|| missing(&image.config))?;
     let diff_ids = diff_ids(&config)?;
     let names = image.layers.as_deref().unwrap_or_default();
-    if names.len() != diff_ids.len() || names.len() > LAYER_LIMIT {
+    if names.len() > LAYER_LIMIT {
+        return Err(too_many_layers(names.len()));
+    }
+    if names.len() != diff_ids.len() {
         let message =
             format!("manifest.json has {} layers, and the configuration {}", names.len(), diff_ids.len());
         return Err(Failure::new(message).hint(NOT_COMPLETE));

@@ -28,6 +28,7 @@ pub use stream::{Streamed, stream};
 use crate::decompress::decompressed;
 use crate::failures::failure_of;
 use crate::tar::Archive;
+use crate::whiteout::clean_path;
 
 /// Enough of a stream to see its first entry, with a long name in front of it.
 const HEAD: u64 = 64 << 10;
@@ -139,7 +140,18 @@ fn recognised(path: &Path) -> Result<Source, Failure> {
 /// The name of the first entry, if it is a tar, compressed or not.
 fn first_name(source: &mut (impl Read + Send)) -> Option<Vec<u8>> {
     let stream = decompressed(source).ok()?;
-    Archive::new(stream.take(HEAD)).next_entry().ok().flatten().map(|entry| entry.path)
+    first_name_in(stream.take(HEAD))
+}
+
+/// The same without compression. `tar -c .` begins with the root, which says nothing, unless there is nothing else.
+fn first_name_in(source: impl Read) -> Option<Vec<u8>> {
+    let mut archive = Archive::new(source);
+    let first = archive.next_entry().ok().flatten()?.path;
+    if !clean_path(&first).is_empty() {
+        return Some(first);
+    }
+    let second = archive.next_entry().ok().flatten();
+    Some(second.map_or(first, |entry| entry.path))
 }
 
 /// The first name in a tar tells a container's archive from a root file system.
@@ -164,10 +176,10 @@ pub enum StreamKind<R> {
 pub fn stream_kind<R: Read>(mut source: R) -> Result<StreamKind<impl Read>, Failure> {
     let mut head = Vec::new();
     source.by_ref().take(HEAD).read_to_end(&mut head).map_err(failure_of)?;
-    let first = Archive::new(head.as_slice()).next_entry().ok().flatten();
+    let first = first_name_in(head.as_slice());
     let whole = std::io::Cursor::new(head).chain(source);
     Ok(match first {
-        Some(entry) if is_archive_name(&entry.path) => StreamKind::Archive(whole),
+        Some(name) if is_archive_name(&name) => StreamKind::Archive(whole),
         _ => StreamKind::Tar(whole),
     })
 }

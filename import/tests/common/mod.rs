@@ -1,6 +1,11 @@
 //! What several test programs need: directories, trees as plain facts, OCI layouts, imports.
 #![allow(dead_code)] // no program uses all of it
 
+pub mod layers;
+pub mod layout;
+pub mod program;
+pub mod registry;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -103,29 +108,8 @@ fn xattrs(path: &Path) -> String {
 
 /// An OCI layout with one image, `latest`, of these layers.
 pub fn oci_layout(directory: &Path, layers: &[Vec<u8>]) {
-    let blobs = directory.join("blobs/sha256");
-    fs::create_dir_all(&blobs).unwrap();
-    let put = |bytes: &[u8], media_type: &str| {
-        let hex = format!("{:x}", Sha256::digest(bytes));
-        fs::write(blobs.join(&hex), bytes).unwrap();
-        serde_json::json!({ "mediaType": media_type, "digest": format!("sha256:{hex}"), "size": bytes.len() })
-    };
-    let diff_ids: Vec<String> =
-        layers.iter().map(|layer| format!("sha256:{:x}", Sha256::digest(layer))).collect();
-    let config = serde_json::json!({
-        "architecture": "amd64", "os": "linux", "config": { "Env": ["A=b"] },
-        "rootfs": { "type": "layers", "diff_ids": diff_ids },
-    });
-    let manifest = serde_json::json!({
-        "schemaVersion": 2,
-        "config": put(config.to_string().as_bytes(), "application/vnd.oci.image.config.v1+json"),
-        "layers": layers.iter().map(|layer| put(layer, "application/vnd.oci.image.layer.v1.tar")).collect::<Vec<_>>(),
-    });
-    let mut entry = put(manifest.to_string().as_bytes(), "application/vnd.oci.image.manifest.v1+json");
-    entry["annotations"] = serde_json::json!({ "org.opencontainers.image.ref.name": "latest" });
-    let index = serde_json::json!({ "schemaVersion": 2, "manifests": [entry] });
-    fs::write(directory.join("index.json"), index.to_string()).unwrap();
-    fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+    let layout = layout::Layout::new(directory);
+    layout.name("latest", layout.image(layers, "amd64"));
 }
 
 /// Imports a source; returns the path of the image. Owners are kept, as umoci keeps them.
