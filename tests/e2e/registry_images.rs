@@ -63,7 +63,8 @@ fn a_step_runs_in_an_image_of_a_registry(release: Release) {
     // The manifest, the configuration and two layers.
     assert_eq!((all.len(), distinct.len()), (4, 4), "{all:?}");
     // It is in the store now, and its digest is the manifest's.
-    let digest = cluster.run("mizzen images --json | grep manifest_digest | grep -o 'sha256:[0-9a-f]*'").stdout;
+    let digest =
+        cluster.run("mizzen images --json | grep manifest_digest | grep -o 'sha256:[0-9a-f]*'").stdout;
     let step = cluster.run("srun --container=docker://ctl:5000/lab/app:1 sh -c 'echo $MIZZEN_IMAGE_DIGEST'");
     assert_out(&step, 0, &digest);
     let job = cluster.run(
