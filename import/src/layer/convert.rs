@@ -24,6 +24,8 @@ const INDEX_LEVEL: i32 = 3;
 const ENTRY_LIMIT: u32 = 20_000_000;
 /// A sparse file takes time and table space by its length.
 const FILE_LIMIT: u64 = 1 << 40;
+/// Longer than Linux takes at once; each directory on the way takes memory.
+const PATH_LIMIT: usize = 32 << 10;
 /// Kept of an entry's extended attributes: what unprivileged programs see, and what makes programs privileged, as data.
 /// Labels, access lists and overlay's own marks belong to the file system that they come from.
 const KEPT_XATTRS: [&[u8]; 2] = [b"user.", b"security.capability"];
@@ -134,6 +136,10 @@ impl LayerWriter {
         if self.count > ENTRY_LIMIT {
             return Err(Failure::new(format!("more than {ENTRY_LIMIT} entries"))
                 .hint("no image has so many; whoever made it means harm"));
+        }
+        if entry.path.len() > PATH_LIMIT {
+            return Err(Failure::new(format!("a path of {} bytes", entry.path.len()))
+                .hint("no image has one; whoever made it means harm"));
         }
         self.has_whiteouts |= whiteout::is_whiteout(&entry.path);
         entry.xattrs.retain(|name, _| KEPT_XATTRS.iter().any(|kept| name.starts_with(kept)));
