@@ -14,7 +14,7 @@ use super::archive::{Member, followed, member};
 use super::layout::{LayoutFiles, within};
 use crate::failures::failure_of;
 use crate::layer::Layer;
-use crate::manifest::{BlobDigest, Hasher};
+use crate::manifest::{BlobDigest, Hasher, LAYER_LIMIT};
 use crate::tar::{Archive, EntryKind};
 use crate::whiteout::clean_path;
 
@@ -53,6 +53,10 @@ pub fn stream(
             archive.contents().take(HEAD).read_to_end(&mut head).map_err(failure_of)?;
             let is_plain = head.get(257..).is_some_and(|rest| rest.starts_with(b"ustar"));
             if is_plain || is_compressed(&head) || is_empty_tar(&head, entry.size) {
+                if streamed.layers.len() >= LAYER_LIMIT {
+                    return Err(Failure::new(format!("it has more than {LAYER_LIMIT} layers"))
+                        .hint("from a file, in place of a stream, those that the image has are enough"));
+                }
                 let shown = quote(&name);
                 let hasher = Hasher::Sha256(Sha256::new());
                 let mut content = Hashed { source: io::Cursor::new(head).chain(archive.contents()), hasher };

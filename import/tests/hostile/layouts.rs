@@ -200,6 +200,16 @@ fn archives_of_docker_that_contradict_themselves() {
             assert_eq!(home.leftovers(), ["archive"], "{name}");
         }
     }
+    // What an image does not need must not take all descriptors of a stream, and takes none of a file.
+    let home = bounded();
+    let others: Vec<String> = (0..1001).map(|number| format!("{number}.tar")).collect();
+    let others: Vec<(&str, &[u8])> = others.iter().map(|name| (name.as_str(), good.as_slice())).collect();
+    let archive = saved(&description, &others, &["7.tar"]);
+    let start = entry(b"repositories", b'0', b"{}");
+    let refused = home.import_from(&["-o", "image.sqsh", "-"], &[&start[..], &archive].concat());
+    refused.assert_fails(&["it has more than 1000 layers", "hint: from a file, in place of a stream"]);
+    fs::write(home.path("archive"), &archive).unwrap();
+    assert_eq!(home.tree(&["docker-archive:archive"]).len(), 2);
     // A configuration that is longer than a stream may keep.
     let home = bounded();
     let huge = bomb(&header(b"config.json", b'0', 1 << 30, |_| ()), 1 << 30, gzip);

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tar::{EntryType, Header};
 
 /// Memory that an import may have, stacks and the window of a decompressor included; it ends if it takes more.
-const MEMORY: &str = "--data=134217728";
+const MEMORY: &str = "--data=100663296";
 
 fn bounded() -> Home {
     Home::new().prefixed(&["prlimit", MEMORY])
