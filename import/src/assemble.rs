@@ -47,20 +47,22 @@ pub fn assemble<W: Output>(
         }
     }
     let mut writer = Writer::with(out, compressors).map_err(of_writer)?;
-    let mut taken: Vec<Option<FileId>> = Vec::with_capacity(count);
+    let mut taken: Vec<Option<FileId>> = Vec::new();
     for (number, layer) in layers.iter().enumerate() {
         let base = taken.len();
         let mut entries = layer.read().map_err(cannot_write)?;
         while entries.next_entry().map_err(cannot_write)?.is_some() {}
         let segment = entries.segment(compressors.options()).map_err(cannot_write)?;
         let is_wanted = |file: FileId| wanted.get(base + file.number()).is_some_and(|wanted| *wanted);
-        let ids = writer.add_segment(&segment, &mut layer.blocks(), is_wanted);
-        taken.extend(ids.map_err(|error| match error {
+        let ids = writer.add_segment(segment, &mut layer.blocks(), is_wanted);
+        let mut ids = ids.map_err(|error| match error {
             writer::Error::Damaged => AssembleError::DamagedLayer(number),
             other => of_writer(other).into(),
-        })?);
+        })?;
+        if taken.is_empty() { taken = ids } else { taken.append(&mut ids) }
     }
     tree.replace_files(|file| taken.get(file.number()).copied().flatten());
+    drop((taken, wanted));
     if let Some(config) = config {
         let file = writer.add_file(config).map_err(of_writer)?;
         add_config(&mut tree, file).map_err(of_tree)?;

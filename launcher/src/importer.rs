@@ -129,6 +129,7 @@ fn places(launcher: &Path) -> [PathBuf; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::testing::Scratch;
     use mizzen_core::Digest;
     use mizzen_core::config::ImagePolicy;
 
@@ -149,7 +150,9 @@ mod tests {
     #[test]
     fn what_the_site_says_holds_for_any_request() {
         let reference = Reference::parse(b"docker://evil.org/a:1").unwrap().pinned(Digest::new([7; 32]));
-        let stored = ImageSource::Stored { path: "/s/a.sqsh".into(), reference: reference.clone() };
+        let store = Scratch::new();
+        let path = store.file("a.sqsh", "");
+        let stored = ImageSource::Stored { path: path.clone(), reference: reference.clone() };
         let unfetched = ImageSource::Unfetched(reference.clone());
         let file = ImageSource::file("/a.sqsh");
         let policy = |registry: &str| ImagePolicy {
@@ -162,8 +165,8 @@ mod tests {
         let refused = format!("{reference}: registries of this site's policy do not include evil.org");
         for (image, when, allowed, expected) in [
             (&file, ImportWhen::Never, "nvcr.io", Ok("/a.sqsh".into())),
-            (&stored, ImportWhen::Submit, "evil.org", Ok("/s/a.sqsh".into())),
-            (&stored, ImportWhen::Node, "evil.org", Ok("/s/a.sqsh".into())),
+            (&stored, ImportWhen::Submit, "evil.org", Ok(path.clone())),
+            (&stored, ImportWhen::Node, "evil.org", Ok(path.clone())),
             (&stored, ImportWhen::Never, "evil.org", Err(never.clone())),
             (&stored, ImportWhen::Submit, "nvcr.io", Err(refused.clone())),
             (&unfetched, ImportWhen::Never, "evil.org", Err(never)),

@@ -39,8 +39,8 @@ pub struct FileData {
     pub blocks: Arc<[u32]>,
     /// The end of the file that does not fill a block.
     pub tail: Option<Tail>,
-    /// What the blocks are compared by, if there are any.
-    pub(super) run: BlockDigest,
+    /// What the blocks are compared by, if there are any. Most files have none.
+    pub(super) run: Option<Box<BlockDigest>>,
 }
 
 /// A place in a fragment block.
@@ -281,25 +281,28 @@ impl<W: Output> DataStage<W> {
         let Some(file) = file.and_then(|id| self.files.get_mut(id.0)) else {
             return self.out.seek(start);
         };
-        file.run = run.digest.finalize().into();
-        if let Some((known, sizes)) = self.runs.get(&file.run) {
+        let digest = run.digest.finalize().into();
+        file.run = Some(Box::new(digest));
+        if let Some((known, sizes)) = self.runs.get(&digest) {
             (file.start, file.blocks) = (*known, Arc::clone(sizes));
             return self.out.seek(start);
         }
         let only_holes = run.sizes.iter().all(|size| *size == 0);
         (file.start, file.blocks) = (if only_holes { 0 } else { start }, run.sizes.into());
-        self.runs.insert(file.run, (file.start, Arc::clone(&file.blocks)));
+        self.runs.insert(digest, (file.start, Arc::clone(&file.blocks)));
         Ok(())
     }
 
     /// Where blocks equal to those of a file are.
     pub fn known_run(&self, file: &FileData) -> Option<u64> {
-        self.runs.get(&file.run).map(|(start, _)| *start)
+        self.runs.get(&**file.run.as_ref()?).map(|(start, _)| *start)
     }
 
     /// Has later files share the blocks of this one.
     pub fn remember_run(&mut self, file: &FileData) {
-        self.runs.insert(file.run, (file.start, Arc::clone(&file.blocks)));
+        if let Some(run) = &file.run {
+            self.runs.insert(**run, (file.start, Arc::clone(&file.blocks)));
+        }
     }
 
     /// Ends the stage, and gives the output back, cut off at `len`.

@@ -168,7 +168,7 @@ impl<W: Output> Writer<W> {
     /// its digest: [`Error::Damaged`].
     pub fn add_segment(
         &mut self,
-        segment: &Segment,
+        segment: Segment,
         source: &mut (impl Read + Seek),
         wanted: impl FnMut(FileId) -> bool,
     ) -> Result<Vec<Option<FileId>>> {

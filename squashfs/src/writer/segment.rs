@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -16,6 +17,8 @@ use super::error::{Error, Result};
 use super::output::{Output, PositionedOutput};
 use super::{Compressors, FileId, Options};
 
+/// So many contents are believed to be there before they are read.
+const RESERVED: u64 = 1 << 20;
 /// In the place of a fragment's number: none.
 const NO_TAIL: u32 = u32::MAX;
 
@@ -88,7 +91,7 @@ impl Segment {
             out.write_all(&tail.offset.to_le_bytes())?;
             out.write_all(&(file.blocks.len() as u64).to_le_bytes())?;
             if !file.blocks.is_empty() {
-                out.write_all(&file.run)?;
+                out.write_all(file.run.as_deref().unwrap_or(&[0; 32]))?;
             }
             file.blocks.iter().try_for_each(|size| out.write_all(&size.to_le_bytes()))?;
         }
@@ -104,14 +107,18 @@ impl Segment {
             fragments.push(Fragment { start, size, digest: read_bytes(source)? });
         }
         let mut files = Vec::new();
-        for _ in 0..read_u64(source)? {
+        let count = read_u64(source)?;
+        // As many as the digest of the index stands for, and no more than would be believed without.
+        files.reserve_exact(count.min(RESERVED) as usize);
+        for _ in 0..count {
             let (size, sparse, start) = (read_u64(source)?, read_u64(source)?, read_u64(source)?);
             let (fragment, offset) = (read_u32(source)?, read_u32(source)?);
             let count = read_u64(source)?;
-            let run = if count > 0 { read_bytes(source)? } else { Default::default() };
+            let run = if count > 0 { Some(Box::new(read_bytes(source)?)) } else { None };
             let blocks = (0..count).map(|_| read_u32(source)).collect::<io::Result<Vec<u32>>>()?;
             let tail = (fragment != NO_TAIL).then_some(Tail { fragment, offset });
-            files.push(FileData { size, sparse, start, blocks: blocks.into(), tail, run });
+            let blocks = if blocks.is_empty() { Arc::default() } else { blocks.into() };
+            files.push(FileData { size, sparse, start, blocks, tail, run });
         }
         Ok(Segment { compression: options.compression, block_size: options.block_size, files, fragments })
     }
@@ -135,7 +142,7 @@ impl<W: Output> DataStage<W> {
     /// Takes those contents of a segment that are `wanted`, in their order.
     pub fn add_segment(
         &mut self,
-        segment: &Segment,
+        segment: Segment,
         options: &Options,
         source: &mut (impl Read + Seek),
         mut wanted: impl FnMut(FileId) -> bool,
@@ -148,18 +155,18 @@ impl<W: Output> DataStage<W> {
         let mut fragments = HashMap::new();
         let mut ids = Vec::with_capacity(segment.files.len());
         let mut buffer = Vec::new();
-        for (number, file) in segment.files.iter().enumerate() {
+        let Segment { files: mut taken, fragments: known, .. } = segment;
+        let mut count = self.files.len();
+        for (number, file) in taken.iter_mut().enumerate() {
             if !wanted(FileId(number)) {
                 ids.push(None);
                 continue;
             }
-            let mut file = file.clone();
             if let Some(tail) = &mut file.tail {
                 tail.fragment = match fragments.get(&tail.fragment) {
                     Some(copied) => *copied,
                     None => {
-                        let from = usize::try_from(tail.fragment).ok();
-                        let from = from.and_then(|number| segment.fragments.get(number));
+                        let from = usize::try_from(tail.fragment).ok().and_then(|number| known.get(number));
                         let copied = self.copy_fragment(from.ok_or(Error::Damaged)?, source, &mut buffer)?;
                         fragments.insert(tail.fragment, copied);
                         copied
@@ -167,10 +174,18 @@ impl<W: Output> DataStage<W> {
                 };
             }
             if !file.blocks.is_empty() {
-                self.copy_run(&mut file, source, &mut buffer)?;
+                self.copy_run(file, source, &mut buffer)?;
             }
-            ids.push(Some(FileId(self.files.len())));
-            self.files.push(file);
+            ids.push(Some(FileId(count)));
+            count += 1;
+        }
+        // There may be a million of them, so none is there twice.
+        let mut is_taken = ids.iter().map(Option::is_some);
+        taken.retain(|_| is_taken.next().unwrap_or(false));
+        if self.files.is_empty() {
+            self.files = taken;
+        } else {
+            self.files.append(&mut taken);
         }
         Ok(ids)
     }
@@ -214,7 +229,7 @@ impl<W: Output> DataStage<W> {
             run.hash(*size, &Sha256::digest(&buffer));
             self.out.write(buffer)?;
         }
-        if run.finish() != file.run {
+        if Some(run.finish()) != file.run.as_deref().copied() {
             return Err(Error::Damaged);
         }
         file.start = if self.out.position() == start { 0 } else { start };

@@ -62,7 +62,8 @@ struct NodeState {
     nlink: u32,
     /// Of a directory, before its inode is written.
     parent: u32,
-    listing: Option<Listing>,
+    /// Of a directory. There are few of them, and many files.
+    listing: Option<Box<Listing>>,
     inode: Option<(MetadataRef, u16)>,
 }
 
@@ -161,7 +162,7 @@ impl Builder<'_, '_> {
             entries.push(ListingEntry { name, inode, number: self.state(*child)?.number, file_type });
         }
         let listing = write_listing(&entries, &mut self.tables.directories, encoder)?;
-        self.state(directory)?.listing = Some(listing);
+        self.state(directory)?.listing = Some(Box::new(listing));
         Ok(())
     }
 

@@ -327,7 +327,7 @@ fn segments_give_what_is_wanted_of_them() {
             assert!(Segment::read(&mut &stored[..end], &small()).is_err());
         }
         let hidden = |id| ids.iter().position(|other| *other == id).unwrap() % 3 == 1;
-        let taken = writer.add_segment(&segment, &mut source, |id| !hidden(id)).unwrap();
+        let taken = writer.add_segment(segment, &mut source, |id| !hidden(id)).unwrap();
         for ((number, id), taken) in files.zip(&ids).zip(taken) {
             assert_eq!(taken.is_none(), hidden(*id));
             if let Some(file) = taken {
@@ -351,7 +351,7 @@ fn segments_give_what_is_wanted_of_them() {
             .finish()
             .unwrap();
     let mut writer = Writer::new(Cursor::new(Vec::new()), small()).unwrap();
-    assert!(matches!(writer.add_segment(&segment, &mut source, |_| true), Err(Error::Segment)));
+    assert!(matches!(writer.add_segment(segment, &mut source, |_| true), Err(Error::Segment)));
 }
 
 /// A disk may lose what was written to it long ago; an image must not have it.
@@ -365,7 +365,7 @@ fn a_segment_that_has_changed_is_an_error() {
     let (source, segment, len) = writer.finish().unwrap();
     let take = |source: &[u8]| {
         let mut image = Writer::with(Cursor::new(Vec::new()), &compressors).unwrap();
-        image.add_segment(&segment, &mut Cursor::new(source), |_| true).map(|_| ())
+        image.add_segment(segment.clone(), &mut Cursor::new(source), |_| true).map(|_| ())
     };
     let good = source.into_inner();
     assert!(take(&good).is_ok());
