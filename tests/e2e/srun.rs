@@ -97,6 +97,10 @@ fn streams_go_where_srun_says() {
 fn programs_are_broadcast() {
     let cluster = start("step-broadcast");
     cluster.run("printf '#!/bin/sh\\ncat /image 2>/dev/null || echo outside; echo $0 $1\\n' > script; chmod +x script");
+    // Others may have put programs beside the copy that are called almost the same.
+    let planted = "for job in $(seq 9); do for name in 0 zz node1x; do printf '#!/bin/sh\\necho planted\\n' > /tmp/slurm_bcast_$job.0_$name; done; done; \
+                   chmod 755 /tmp/slurm_bcast_*";
+    assert_out(&cluster.run_on("node1", User::Bob, planted), 0, "");
     for (destination, expected) in [("/tmp/copy", "a\n/tmp/copy word\n"), ("/tmp/", "a\n/tmp/slurm_bcast_")] {
         let srun = cluster.run(&format!("srun -Q -n1 --bcast={destination} {A} ./script word"));
         assert!(srun.code == 0 && srun.stdout.starts_with(expected), "{}", srun.text());

@@ -7,18 +7,20 @@
 //!
 //! Run by: the user, in the importer.
 
-use std::fs::{self, DirBuilder, File, FileTimes};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, DirBuilder, FileTimes, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use mizzen::layer_cache::{self, SUFFIX};
 use mizzen_core::Failure;
 use mizzen_core::staging::Amount;
+use mizzen_core::trusted_file::check_only_users;
 use mizzen_squashfs::writer::{Compression, Options};
+use rustix::process::geteuid;
 
 use super::Layer;
-use crate::output::{Existing, OutputFile};
+use crate::output::{Existing, OutputFile, is_own_file};
 
 /// A compressor and its level, in names of files.
 pub fn compressor_name(compression: Compression) -> String {
@@ -58,6 +60,12 @@ impl LayerCache {
             Failure::caused_by(format!("cannot make {}", directory.display()), error)
                 .or_hint("converted layers are kept there; XDG_CACHE_HOME names another place")
         })?;
+        // Whoever can put a layer here decides what is in the images.
+        check_only_users(&directory, geteuid().as_raw()).map_err(|failure| {
+            failure.about("the layer cache").hint(
+                "XDG_CACHE_HOME must name a directory that is yours, below directories in which nobody else can replace it",
+            )
+        })?;
         Ok(LayerCache { directory, limit })
     }
 
@@ -69,7 +77,11 @@ impl LayerCache {
     /// The layer of this name, if it is there and whole.
     pub fn get(&self, key: &LayerKey) -> Option<Layer> {
         let path = self.directory.join(&key.0);
-        let file = File::open(&path).ok()?;
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&path).ok()?;
+        if !is_own_file(&file) {
+            return None;
+        }
         // For the order in which layers go; of no other consequence.
         let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
         Layer::open(file).map_err(|_| fs::remove_file(&path)).ok()
@@ -88,5 +100,26 @@ impl LayerCache {
     /// Keeps the limit.
     pub fn evict(&self) {
         layer_cache::evict(&self.directory, self.limit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn layers_of_others_are_not_believed() {
+        let top = std::env::temp_dir().join(format!("mizzen-layers-{}", std::process::id()));
+        let cache = LayerCache::open(top.join("layers"), None).unwrap();
+        let key = LayerKey::new("sha256:00", &Options::default());
+        symlink("/etc/passwd", cache.directory().join(&key.0)).unwrap();
+        assert!(cache.get(&key).is_none());
+        fs::set_permissions(&top, PermissionsExt::from_mode(0o777)).unwrap();
+        let failure = LayerCache::open(top.join("layers"), None).unwrap_err();
+        assert!(failure.message.starts_with("the layer cache: "), "{failure}");
+        assert!(failure.message.ends_with("can be written by others (mode 0777)"), "{failure}");
+        fs::remove_dir_all(top).unwrap();
     }
 }

@@ -14,6 +14,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -24,6 +25,7 @@ use mizzen_core::settings::Verbosity;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::user_namespace::group_map;
 use mizzen_core::{Config, Failure, Handover, Request, cancel};
+use nix::unistd::geteuid;
 use tracing::info_span;
 
 use crate::host::Host;
@@ -114,14 +116,15 @@ fn command(handover: &Handover) -> Vec<OsString> {
     command
 }
 
-/// `srun --bcast=DIRECTORY/` names the directory alone; Slurm adds its name for the copy to what it starts itself.
+/// `srun --bcast=DIRECTORY/` names the directory alone; Slurm adds its name for the copy to what it starts itself. Others may
+/// write to that directory: it is this name and no other like it, and the user's own file.
 fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
-    let directory = Path::new(program);
-    let entries = program.as_bytes().ends_with(b"/").then(|| directory.read_dir().ok())??;
-    let prefix = format!("slurm_bcast_{step}_");
-    let mut copies = entries.flatten().map(|entry| entry.file_name());
-    let copy = copies.find(|name| name.as_bytes().starts_with(prefix.as_bytes()))?;
-    Some(directory.join(copy).into_os_string())
+    let directory = program.as_bytes().ends_with(b"/").then_some(Path::new(program))?;
+    let mut name = OsString::from(format!("slurm_bcast_{step}_"));
+    name.push(std::env::var_os("SLURMD_NODENAME")?);
+    let copy = directory.join(name);
+    let found = copy.symlink_metadata().ok()?;
+    (found.is_file() && found.uid() == geteuid().as_raw()).then(|| copy.into_os_string())
 }
 
 /// Makes or enters the container.
