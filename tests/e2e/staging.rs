@@ -295,3 +295,29 @@ fn progress_is_shown_once() {
     assert!(shown.len() > 3 && shown.iter().all(fits), "{:?}", terminal.stdout);
     assert!(shown[0].contains(": copying to the node: [#") && shown[0].contains("-]  "), "{:?}", shown[0]);
 }
+
+/// Whoever can list a directory can keep others from finding names in it, for as long as they like.
+#[test]
+fn a_directory_that_nobody_can_list_will_do() {
+    let toml = "stage = \"always\"\nstage_directory = \"/var/tmp/copies\"\n";
+    let cluster =
+        with_images(Spec { nodes: 1, mizzen_toml: Some(toml.to_owned()), ..Cluster::spec("unlisted") });
+    cluster.run_on("node1", User::Root, "mkdir -m 1733 /var/tmp/copies");
+    for _ in 0..2 {
+        let step = cluster.run("srun -Q --container=/shared/a.sqsh cat /image");
+        assert_eq!(step.stderr, "");
+        assert_out(&step, 0, "a\n");
+    }
+    let copies = cluster.run_on(
+        "node1",
+        User::Alice,
+        "mizzen cache list | grep -c sha256; mizzen cache prune > /dev/null; ls /var/tmp/copies",
+    );
+    assert!(copies.stdout == "1\n" && copies.stderr.contains("Permission denied"), "{}", copies.text());
+    let other = cluster.run_on(
+        "node1",
+        User::Bob,
+        "mizzen run /shared/a.sqsh cat /image; mizzen cache list | grep -c sha256",
+    );
+    assert_out(&other, 0, "a\n1\n");
+}
