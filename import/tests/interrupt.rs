@@ -92,8 +92,11 @@ impl Drop for Interrupted {
     }
 }
 
+/// With the signals as a terminal has them: whoever runs the tests may ignore some (`nohup`).
 fn own() -> Command {
-    Command::new(std::env::current_exe().unwrap())
+    let mut program = Command::new("env");
+    program.arg("--default-signal=INT,TERM,HUP").arg(std::env::current_exe().unwrap());
+    program
 }
 
 fn interrupted() {

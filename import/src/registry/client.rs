@@ -210,10 +210,15 @@ impl Inner {
     }
 
     fn registry(&self, registry: &str) -> Result<Endpoint, Failure> {
-        Endpoint::of_registry(registry, self.scheme(registry)?)
+        let scheme = self.scheme(registry)?;
+        let is_guessed = scheme == Scheme::Http && !self.registries.contains_key(registry);
+        let mut endpoint = Endpoint::of_registry(registry, scheme)?;
+        endpoint.is_guessed = is_guessed;
+        Ok(endpoint)
     }
 
-    /// Whether a registry has TLS: yes, unless mizzen.toml says no. One on this machine may do without, as with Docker.
+    /// Whether a registry has TLS: yes, unless mizzen.toml says no. One on this machine may do without, as with Docker, but gets
+    /// no credentials then.
     fn scheme(&self, registry: &str) -> Result<Scheme, Failure> {
         if let Some(config) = self.registries.get(registry) {
             return Ok(if config.plain_http { Scheme::Http } else { Scheme::Https });

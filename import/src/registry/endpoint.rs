@@ -22,6 +22,8 @@ pub struct Endpoint {
     prefix: String,
     /// Whether it only stands in for the registry that was named.
     pub is_mirror: bool,
+    /// Whether it is without TLS and mizzen.toml does not say so: on a machine of many users anybody may listen there.
+    pub is_guessed: bool,
 }
 
 impl Endpoint {
@@ -29,7 +31,13 @@ impl Endpoint {
     pub fn of_registry(host: &str, scheme: Scheme) -> Result<Endpoint, Failure> {
         let server = if host == DOCKER_HUB { DOCKER_HUB_SERVER } else { host };
         let url = Url::new(scheme, server, "/")?;
-        Ok(Endpoint { host: host.to_owned(), url, prefix: String::new(), is_mirror: false })
+        Ok(Endpoint {
+            host: host.to_owned(),
+            url,
+            prefix: String::new(),
+            is_mirror: false,
+            is_guessed: false,
+        })
     }
 
     /// The registry's mirrors.
@@ -40,7 +48,7 @@ impl Endpoint {
             let prefix = url.path.trim_matches('/');
             let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
             let url = url.with_path("/");
-            Ok(Endpoint { host: url.authority(), url, prefix, is_mirror: true })
+            Ok(Endpoint { host: url.authority(), url, prefix, is_mirror: true, is_guessed: false })
         };
         mirrors.iter().map(endpoint).collect()
     }

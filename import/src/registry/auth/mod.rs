@@ -117,6 +117,12 @@ impl Grant {
         }
         let wanted = Wanted { host: &access.endpoint.host, repository: access.repository, user: access.user };
         let found = credentials.find(&wanted, !access.endpoint.is_mirror)?;
+        let host = &access.endpoint.host;
+        if found.is_some() && access.endpoint.is_guessed {
+            return Err(Failure::new(format!("{host} has no TLS, so it gets no credentials")).hint(format!(
+                "if that is meant: plain_http = true below [registries.\"{host}\"] in mizzen.toml"
+            )));
+        }
         self.login = Some(found.clone());
         Ok(found)
     }
