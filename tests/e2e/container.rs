@@ -272,6 +272,10 @@ fn mounts_are_made_as_asked() {
         );
     }
     assert_eq!(cluster.run("ls /tmp/ran").stdout, "");
+    // A directory that the caller has left open is the host's.
+    let outside = cluster.run("mizzen run -w /proc/self/fd/7 /shared/bb.sqsh touch /tmp/ran 7< /usr/share");
+    assert_failed(&outside, 125, "cannot start in /proc/self/fd/7 (--workdir): it is not in the container");
+    assert_eq!(cluster.run("ls /tmp/ran").stdout, "");
     // A default gives way to the user's mount, and a device below /dev works.
     let over = run("-m /tmp/data:/etc", "ls /etc");
     assert!(over.code == 0 && over.stdout.contains("a\n"), "{}", over.text());

@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access, chdir, execve};
+use rustix::process::getcwd;
 use tracing::debug;
 
 use crate::image::architecture::{Architecture, host_architecture};
@@ -39,14 +40,21 @@ fn wait_for_watcher_report(errno: Errno) {
     }
 }
 
+const INSIDE: &str = "it must be a directory inside the container; a mount can bring one of the host's";
+
 fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     let workdir = &program.workdir;
     chdir(&workdir.value).map_err(|errno| {
         wait_for_watcher_report(errno);
         let shown = quote(workdir.value.as_os_str().as_bytes());
-        Failure::caused_by(format!("cannot start in {shown} ({})", workdir.why), errno)
-            .or_hint("it must be a directory inside the container; a mount can bring one of the host's")
+        Failure::caused_by(format!("cannot start in {shown} ({})", workdir.why), errno).or_hint(INSIDE)
     })?;
+    // A descriptor that the caller has left open leads out (/proc/self/fd/N), and an image may name it.
+    if !getcwd(Vec::new()).is_ok_and(|path| path.as_bytes().starts_with(b"/")) {
+        let shown = quote(workdir.value.as_os_str().as_bytes());
+        let message = format!("cannot start in {shown} ({}): it is not in the container", workdir.why);
+        return Err(Failure::new(message).hint(INSIDE));
+    }
     let text = |text: &OsStr| {
         CString::new(text.as_bytes())
             .map_err(|_| Failure::new(format!("NUL in \"{}\"", quote(text.as_bytes()))))
