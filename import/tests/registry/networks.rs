@@ -126,6 +126,22 @@ fn on_this_machine_a_registry_may_do_without_tls() {
 }
 
 /// A proxy that connects to one server, whatever it is asked for.
+/// On a machine of many users anybody may listen at that port.
+#[test]
+fn on_this_machine_a_registry_without_tls_gets_no_credentials() {
+    let challenge = |_: &_| Reply::new(401).header("www-authenticate", "Basic realm=\"x\"");
+    let server = Server::start(challenge);
+    let host = format!("127.0.0.1:{}", server.port());
+    let failure = setup().login("alice", "secret").client().manifest(&image(&host)).unwrap_err();
+    assert_failure(
+        &failure,
+        &format!("{}: {host} has no TLS, so it gets no credentials", image(&host)),
+        &format!("if that is meant: plain_http = true below [registries.\"{host}\"] in mizzen.toml"),
+    );
+    let log = server.log();
+    assert!(!log.is_empty() && log.iter().all(|request| request.ends_with(" []")), "{log:?}");
+}
+
 fn proxy(to: SocketAddr, answer: &'static str) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
