@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread;
 
 use mizzen::image::{ImageKind, OpenedImage, identify_opened};
 use mizzen_core::failure::quote;
@@ -103,7 +104,15 @@ impl Importer<'_> {
             }
             Source::Stdin => self.import_stream(io::stdin(), "standard input", None, None, output)?,
         };
-        let (digest, size) = digest_of(output)?;
+        // The disk can work meanwhile. Its error must be kept: the kernel tells it once.
+        let (digest, size) = thread::scope(|scope| {
+            let synced = scope.spawn(|| output.sync_data());
+            let digest = digest_of(output);
+            match synced.join() {
+                Ok(Err(error)) => Err(cannot_write(error)),
+                _ => digest,
+            }
+        })?;
         if self.use_cache {
             self.cache.evict();
         }

@@ -1,6 +1,6 @@
 //! The data stage: the contents of files become blocks, holes and fragments, in the order in which the files come.
 //!
-//! Only the calling thread reads and writes; the pool compresses. What is under way stands in one queue in the
+//! Only the calling thread reads and writes; the pool compresses and hashes. What is under way stands in one queue in the
 //! order of the output, and the front of it is written as soon as too much is under way.
 //!
 //! Nothing is stored twice. The full blocks of a file (a *run*) and its tail are compared with earlier ones
@@ -74,12 +74,13 @@ enum Pending {
     Hole,
     /// The blocks before belong to this file, or to one that could not be read to its end.
     EndOfRun(Option<FileId>),
-    Fragment(Ticket),
+    /// With the digest that it must have, if it comes from a segment.
+    Fragment(Ticket, Option<BlockDigest>),
 }
 
 /// The blocks of one file that are written so far.
 #[derive(Default)]
-pub(super) struct Run {
+struct Run {
     /// `None` before the first block.
     start: Option<u64>,
     sizes: Vec<u32>,
@@ -87,21 +88,12 @@ pub(super) struct Run {
 }
 
 impl Run {
+    /// A hole has no digest.
     fn push(&mut self, size: u32, digest: &[u8], position: u64) {
         self.start.get_or_insert(position);
         self.sizes.push(size);
-        self.hash(size, digest);
-    }
-
-    /// One more block of those that the run is compared by; a hole has no digest.
-    pub fn hash(&mut self, size: u32, digest: &[u8]) {
         self.digest.update(size.to_le_bytes());
         self.digest.update(digest);
-    }
-
-    /// What runs are compared by.
-    pub fn finish(self) -> BlockDigest {
-        self.digest.finalize().into()
     }
 }
 
@@ -182,7 +174,7 @@ impl<W: Output> DataStage<W> {
                 file.sparse += len as u64;
                 self.push(Pending::Hole)?;
             } else if len == self.block_size {
-                let ticket = self.pool.submit(block);
+                let ticket = self.pool.encode(block);
                 self.push(Pending::Block(ticket))?;
             } else {
                 return Ok((block, count));
@@ -215,8 +207,8 @@ impl<W: Output> DataStage<W> {
         }
         self.next_fragment()?;
         let block = std::mem::replace(&mut self.fragment, Vec::with_capacity(self.block_size));
-        let ticket = self.pool.submit(block);
-        self.push(Pending::Fragment(ticket))
+        let ticket = self.pool.encode(block);
+        self.push(Pending::Fragment(ticket, None))
     }
 
     fn next_fragment(&mut self) -> Result<()> {
@@ -263,8 +255,11 @@ impl<W: Output> DataStage<W> {
                 Ok(())
             }
             Some(Pending::EndOfRun(file)) => self.end_run(file),
-            Some(Pending::Fragment(ticket)) => {
+            Some(Pending::Fragment(ticket, expected)) => {
                 let block = self.pool.take(ticket)?;
+                if expected.is_some_and(|expected| expected != block.digest) {
+                    return Err(Error::Damaged);
+                }
                 self.fragments.push(Fragment {
                     start: self.out.position(),
                     size: block.size,
@@ -282,7 +277,10 @@ impl<W: Output> DataStage<W> {
             return self.out.seek(start);
         };
         let digest = run.digest.finalize().into();
-        file.run = Some(Box::new(digest));
+        // Of a segment's file it is known.
+        if **file.run.get_or_insert_with(|| Box::new(digest)) != digest {
+            return Err(Error::Damaged);
+        }
         if let Some((known, sizes)) = self.runs.get(&digest) {
             (file.start, file.blocks) = (*known, Arc::clone(sizes));
             return self.out.seek(start);
@@ -293,16 +291,25 @@ impl<W: Output> DataStage<W> {
         Ok(())
     }
 
-    /// Where blocks equal to those of a file are.
-    pub fn known_run(&self, file: &FileData) -> Option<u64> {
-        self.runs.get(&**file.run.as_ref()?).map(|(start, _)| *start)
-    }
-
-    /// Has later files share the blocks of this one.
-    pub fn remember_run(&mut self, file: &FileData) {
-        if let Some(run) = &file.run {
-            self.runs.insert(**run, (file.start, Arc::clone(&file.blocks)));
+    /// Takes the blocks of a segment's file, unless equal ones are written.
+    pub fn add_stored_blocks(
+        &mut self,
+        id: FileId,
+        mut read: impl FnMut(u32) -> Result<Vec<u8>>,
+    ) -> Result<()> {
+        let Some(file) = self.files.get_mut(id.0) else { return Ok(()) };
+        if let Some((known, sizes)) = file.run.as_ref().and_then(|run| self.runs.get(&**run)) {
+            (file.start, file.blocks) = (*known, Arc::clone(sizes));
+            return Ok(());
         }
+        for size in Arc::clone(&file.blocks).iter() {
+            let pending = match *size {
+                0 => Pending::Hole,
+                size => Pending::Block(self.pool.hash(read(size)?, size)),
+            };
+            self.push(pending)?;
+        }
+        self.push(Pending::EndOfRun(Some(id)))
     }
 
     /// Ends the stage, and gives the output back, cut off at `len`.
@@ -311,11 +318,12 @@ impl<W: Output> DataStage<W> {
         self.out.finish(len)
     }
 
-    /// Takes in a fragment block that is written already, while none is being filled; returns its number.
-    pub fn add_fragment(&mut self, fragment: Fragment) -> Result<u32> {
+    /// Takes a fragment block of a segment, while none is being filled; returns its number.
+    pub fn add_stored_fragment(&mut self, block: Vec<u8>, from: &Fragment) -> Result<u32> {
         let number = self.fragment_number;
         self.next_fragment()?;
-        self.fragments.push(fragment);
+        let ticket = self.pool.hash(block, from.size);
+        self.push(Pending::Fragment(ticket, Some(from.digest)))?;
         Ok(number)
     }
 }

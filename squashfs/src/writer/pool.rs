@@ -1,4 +1,4 @@
-//! Threads that compress blocks. Each block comes back through its own channel, so that the order in which the
+//! Threads that compress and hash blocks. Each block comes back through its own channel, so that the order in which the
 //! blocks are written is the order in which they were sent, whatever the threads do.
 //!
 //! Run by: the user, in the importer.
@@ -44,8 +44,16 @@ impl Ticket {
 }
 
 struct Job {
-    block: Vec<u8>,
+    task: Task,
     reply: SyncSender<Result<StoredBlock>>,
+}
+
+/// What a thread has to do.
+enum Task {
+    /// Compress a block.
+    Encode(Vec<u8>),
+    /// Only tell the digest of a block of this size that is compressed already.
+    Hash(Vec<u8>, u32),
 }
 
 /// The threads; they end with it.
@@ -87,13 +95,22 @@ impl PoolUser {
     }
 
     /// Has a block compressed.
-    pub fn submit(&mut self, block: Vec<u8>) -> Ticket {
+    pub fn encode(&mut self, block: Vec<u8>) -> Ticket {
+        self.submit(Task::Encode(block))
+    }
+
+    /// Has the digest of a block computed that is stored with this size.
+    pub fn hash(&mut self, block: Vec<u8>, size: u32) -> Ticket {
+        self.submit(Task::Hash(block, size))
+    }
+
+    fn submit(&mut self, task: Task) -> Ticket {
         self.under_way += 1;
         self.pool.under_way.fetch_add(1, Ordering::Relaxed);
         let (reply, ticket) = sync_channel(1);
         if let Some(jobs) = &self.pool.jobs {
             // Fails only if all threads are gone; then waiting for the ticket tells it.
-            let _ = jobs.send(Job { block, reply });
+            let _ = jobs.send(Job { task, reply });
         }
         Ticket(ticket)
     }
@@ -134,8 +151,11 @@ fn work(mut encoder: Encoder, queue: &Mutex<Receiver<Job>>) {
             Ok(queue) => queue.recv(),
             Err(_) => return,
         };
-        let Ok(Job { block, reply }) = job else { return };
-        let _ = reply.send(encode(&mut encoder, block));
+        let Ok(Job { task, reply }) = job else { return };
+        let _ = reply.send(match task {
+            Task::Encode(block) => encode(&mut encoder, block),
+            Task::Hash(block, size) => Ok(hashed(block, size)),
+        });
     }
 }
 
@@ -146,6 +166,10 @@ fn encode(encoder: &mut Encoder, block: Vec<u8>) -> Result<StoredBlock> {
     };
     // A block has at most 1 MiB.
     let size = bytes.len() as u32 | flag;
+    Ok(hashed(bytes, size))
+}
+
+fn hashed(bytes: Vec<u8>, size: u32) -> StoredBlock {
     let digest = Sha256::digest(&bytes).into();
-    Ok(StoredBlock { bytes, size, digest })
+    StoredBlock { bytes, size, digest }
 }

@@ -9,10 +9,8 @@ use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-
 use super::codec::Compression;
-use super::data::{DataStage, FileData, Fragment, Run, STORED_LEN, Tail};
+use super::data::{DataStage, FileData, Fragment, STORED_LEN, Tail};
 use super::error::{Error, Result};
 use super::output::{Output, PositionedOutput};
 use super::{Compressors, FileId, Options};
@@ -152,33 +150,12 @@ impl<W: Output> DataStage<W> {
         }
         // Fragment blocks are numbered in the order in which they are written.
         self.finish()?;
-        let mut fragments = HashMap::new();
-        let mut ids = Vec::with_capacity(segment.files.len());
-        let mut buffer = Vec::new();
         let Segment { files: mut taken, fragments: known, .. } = segment;
-        let mut count = self.files.len();
-        for (number, file) in taken.iter_mut().enumerate() {
-            if !wanted(FileId(number)) {
-                ids.push(None);
-                continue;
-            }
-            if let Some(tail) = &mut file.tail {
-                tail.fragment = match fragments.get(&tail.fragment) {
-                    Some(copied) => *copied,
-                    None => {
-                        let from = usize::try_from(tail.fragment).ok().and_then(|number| known.get(number));
-                        let copied = self.copy_fragment(from.ok_or(Error::Damaged)?, source, &mut buffer)?;
-                        fragments.insert(tail.fragment, copied);
-                        copied
-                    }
-                };
-            }
-            if !file.blocks.is_empty() {
-                self.copy_run(file, source, &mut buffer)?;
-            }
-            ids.push(Some(FileId(count)));
-            count += 1;
-        }
+        let first = self.files.len();
+        let mut next = first..;
+        let ids: Vec<Option<FileId>> = (0..taken.len())
+            .map(|number| if wanted(FileId(number)) { next.next().map(FileId) } else { None })
+            .collect();
         // There may be a million of them, so none is there twice.
         let mut is_taken = ids.iter().map(Option::is_some);
         taken.retain(|_| is_taken.next().unwrap_or(false));
@@ -187,62 +164,56 @@ impl<W: Output> DataStage<W> {
         } else {
             self.files.append(&mut taken);
         }
+        let mut fragments = HashMap::new();
+        for number in first..self.files.len() {
+            self.take_tail(number, &known, &mut fragments, source)?;
+            let Some(file) = self.files.get(number).filter(|file| !file.blocks.is_empty()) else { continue };
+            let mut position = file.start;
+            self.add_stored_blocks(FileId(number), |size| {
+                let block = read_block(position, size, source);
+                position = position.saturating_add(u64::from(size & STORED_LEN));
+                block
+            })?;
+        }
+        self.write_queue()?;
         Ok(ids)
     }
 
-    fn copy_fragment(
+    /// Takes the fragment block with the tail of a file, unless `taken` has its new number already.
+    fn take_tail(
         &mut self,
-        from: &Fragment,
+        number: usize,
+        known: &[Fragment],
+        taken: &mut HashMap<u32, u32>,
         source: &mut (impl Read + Seek),
-        buffer: &mut Vec<u8>,
-    ) -> Result<u32> {
-        let start = self.out.position();
-        source.seek(SeekFrom::Start(from.start)).map_err(Error::Read)?;
-        read_block(from.size, source, buffer)?;
-        if from.digest != <[u8; 32]>::from(Sha256::digest(&buffer)) {
-            return Err(Error::Damaged);
-        }
-        self.out.write(buffer)?;
-        self.add_fragment(Fragment { start, ..*from })
-    }
-
-    /// Copies the blocks of a file, unless there are equal ones.
-    fn copy_run(
-        &mut self,
-        file: &mut FileData,
-        source: &mut (impl Read + Seek),
-        buffer: &mut Vec<u8>,
     ) -> Result<()> {
-        if let Some(known) = self.known_run(file) {
-            file.start = known;
+        let Some(Tail { fragment, offset }) = self.files.get(number).and_then(|file| file.tail) else {
             return Ok(());
-        }
-        let start = self.out.position();
-        let mut run = Run::default();
-        source.seek(SeekFrom::Start(file.start)).map_err(Error::Read)?;
-        for size in file.blocks.iter() {
-            if *size == 0 {
-                run.hash(0, &[]);
-                continue;
+        };
+        let fragment = match taken.get(&fragment) {
+            Some(there) => *there,
+            None => {
+                let from = usize::try_from(fragment).ok().and_then(|fragment| known.get(fragment));
+                let from = from.ok_or(Error::Damaged)?;
+                let there = self.add_stored_fragment(read_block(from.start, from.size, source)?, from)?;
+                taken.insert(fragment, there);
+                there
             }
-            read_block(*size, source, buffer)?;
-            run.hash(*size, &Sha256::digest(&buffer));
-            self.out.write(buffer)?;
+        };
+        if let Some(file) = self.files.get_mut(number) {
+            file.tail = Some(Tail { fragment, offset });
         }
-        if Some(run.finish()) != file.run.as_deref().copied() {
-            return Err(Error::Damaged);
-        }
-        file.start = if self.out.position() == start { 0 } else { start };
-        self.remember_run(file);
         Ok(())
     }
 }
 
 /// Reads a block of this size, as it is stored.
-fn read_block(size: u32, source: &mut impl Read, buffer: &mut Vec<u8>) -> Result<()> {
-    buffer.resize((size & STORED_LEN) as usize, 0);
-    source.read_exact(buffer).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => Error::Damaged,
-        _ => Error::Read(error),
-    })
+fn read_block(position: u64, size: u32, source: &mut (impl Read + Seek)) -> Result<Vec<u8>> {
+    let mut block = vec![0; (size & STORED_LEN) as usize];
+    let read = source.seek(SeekFrom::Start(position)).and_then(|_| source.read_exact(&mut block));
+    match read {
+        Ok(()) => Ok(block),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Error::Damaged),
+        Err(error) => Err(Error::Read(error)),
+    }
 }
