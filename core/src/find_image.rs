@@ -10,6 +10,7 @@ use crate::config::{ImagePolicy, ImportWhen};
 use crate::digest::split_pin;
 use crate::failure::{quote, quote_reference};
 use crate::image::{self, ImageFormat};
+use crate::options::expected_of_a_shell;
 use crate::reference::names_a_registry;
 use crate::request::{ImageSource, check_path_text};
 use crate::{Config, Digest, Failure, Reference};
@@ -186,6 +187,9 @@ fn hint_for_missing(name: &Path) -> String {
     let text = name.as_os_str().as_bytes();
     if text.windows(4).any(|part| part == b"@sha") {
         return "IMAGE@sha256:HEX takes 64 hexadecimal digits".to_owned();
+    }
+    if let Some(word) = expected_of_a_shell(text) {
+        return format!("{word} is not expanded here, as a shell would do; write the whole path");
     }
     if name.is_absolute() {
         return "it must exist on this node, and you must be able to see it".to_owned();

@@ -50,7 +50,7 @@ pub enum EnvOption {
     FromHost(OsString),
 }
 
-/// Parses `SRC[:DST[:FLAGS]]`, and several of them joined by commas. A backslash takes a colon, comma or
+/// Parses `SRC[:DST[:FLAGS]]`, and several of them joined by commas. A backslash takes a colon, comma, dollar, tilde or
 /// backslash literally. Flags are joined by `+`, as pyxis does.
 pub fn parse_mounts(text: &OsStr) -> Result<Vec<MountOption>, Failure> {
     split(text.as_bytes(), b',').iter().map(|part| parse_mount(part)).collect()
@@ -64,6 +64,11 @@ fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     };
     if part.iter().any(u8::is_ascii_control) {
         return Err(bad("control character"));
+    }
+    if let Some(not_expanded) = expected_of_a_shell(part) {
+        return Err(Failure::new(format!("\"{shown}\": {not_expanded} is not expanded")).hint(
+            "write the whole path; %u stands for your user name, %j for the job, \\$ and \\~ for themselves",
+        ));
     }
     let fields: Vec<PathBuf> =
         split(part, b':').iter().map(|field| PathBuf::from(OsString::from_vec(unescape(field)))).collect();
@@ -118,6 +123,33 @@ fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     Ok(MountOption { source, target: target.clone(), flags: parsed })
 }
 
+/// What a shell would have replaced, had it seen this: options in quotes and on #SBATCH lines reach us as they are.
+pub fn expected_of_a_shell(text: &[u8]) -> Option<String> {
+    let at_start = |at: usize| at == 0 || text.get(at - 1) == Some(&b':');
+    let mut escaped = false;
+    for (at, byte) in text.iter().enumerate() {
+        let next = text.get(at + 1).copied().unwrap_or(b'/');
+        match byte {
+            b'\\' if !escaped => {
+                escaped = true;
+                continue;
+            }
+            b'~' if !escaped && at_start(at) && (next.is_ascii_alphanumeric() || b"/:_".contains(&next)) => {
+                return Some("~".to_owned());
+            }
+            b'$' if !escaped && (next.is_ascii_alphabetic() || b"_{(".contains(&next)) => {
+                let word = text.get(at + 1..).unwrap_or_default();
+                let end = word.iter().skip(1).position(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_');
+                let name = word.get(..end.map_or(word.len(), |end| end + 1)).unwrap_or_default();
+                return Some(format!("${}", quote(name)));
+            }
+            _ => {}
+        }
+        escaped = false;
+    }
+    None
+}
+
 /// Whether a path is `/` in one of its spellings.
 fn is_root(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| matches!(part, Component::Normal(_)))
@@ -145,7 +177,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     let mut bytes = text.iter().copied().peekable();
     while let Some(byte) = bytes.next() {
         match bytes.peek() {
-            Some(next) if byte == b'\\' && b":,\\".contains(next) => plain.extend(bytes.next()),
+            Some(next) if byte == b'\\' && b":,$~\\".contains(next) => plain.extend(bytes.next()),
             _ => plain.push(byte),
         }
     }
@@ -189,13 +221,20 @@ impl MountOption {
         if self.flags.no_exec {
             flags.push("noexec".to_owned());
         }
-        let parts = [source.as_bytes(), self.target.as_os_str().as_bytes()].map(|part| escape(part, b":,"));
+        let parts = [source.as_bytes(), self.target.as_os_str().as_bytes()].map(|part| escape(part, b":,$~"));
         [parts[0].as_slice(), &parts[1], flags.join("+").as_bytes()].join(&b':')
     }
 }
 
 impl EnvOption {
-    /// The text that [`parse_env_list`] reads as this variable.
+    /// The name of the variable.
+    pub fn name(&self) -> &OsStr {
+        match self {
+            EnvOption::Set(name, _) | EnvOption::FromHost(name) => name,
+        }
+    }
+
+    /// The text that [`parse_env_list`] reads as this variable, alone or behind names without values.
     pub fn to_text(&self) -> Vec<u8> {
         match self {
             EnvOption::Set(name, value) => {
@@ -211,10 +250,48 @@ fn escape(text: &[u8], separators: &[u8]) -> Vec<u8> {
     text.iter().flat_map(|byte| special(byte).then_some(b'\\').into_iter().chain([*byte])).collect()
 }
 
-/// Parses `NAME[=VALUE]`, and several of them joined by commas; a comma in a value is written `\,`.
+/// Parses `NAME[=VALUE]`, and several of them joined by commas. What follows a comma and cannot be a name belongs to the
+/// value before it: `CUDA_VISIBLE_DEVICES=0,1`. A comma that could be either is refused; `\,` is always the value's.
 pub fn parse_env_list(text: &OsStr) -> Result<Vec<EnvOption>, Failure> {
-    let parts = split(text.as_bytes(), b',');
-    parts.iter().map(|part| parse_env(OsStr::from_bytes(&unescape(part)))).collect()
+    let mut items: Vec<Vec<u8>> = Vec::new();
+    for part in split(text.as_bytes(), b',') {
+        let part = unescape(&part);
+        let name_len = part.iter().position(|byte| *byte == b'=');
+        let is_name = looks_like_name(part.get(..name_len.unwrap_or(part.len())).unwrap_or_default());
+        match items.last_mut().filter(|item| item.contains(&b'=')) {
+            Some(item) if is_name && name_len.is_none() => {
+                let name = item.split(|byte| *byte == b'=').next().unwrap_or_default();
+                let (name, part) = (quote(name), quote(&part));
+                // The value may be a secret.
+                let message = format!("\"{name}=…,{part}\": {part} could be a variable or a part of {name}");
+                return Err(Failure::new(message).hint(format!(
+                    "write {name}=…\\,{part} for a comma in the value, or give the option once for each variable"
+                )));
+            }
+            // Nothing behind the last comma is a slip.
+            Some(item) if !is_name && !part.is_empty() && name_len != Some(0) => {
+                item.push(b',');
+                item.extend(part);
+            }
+            _ => items.push(part),
+        }
+    }
+    let parsed = items.iter().map(|item| match parse_env(OsStr::from_bytes(item))? {
+        EnvOption::Set(name, _) if !looks_like_name(name.as_bytes()) => Err(not_a_name(name.as_bytes())),
+        variable => Ok(variable),
+    });
+    parsed.collect()
+}
+
+fn not_a_name(name: &[u8]) -> Failure {
+    Failure::new(format!("\"{}\": not a variable's name", quote(name)))
+        .hint("write NAME=VALUE, without `export` and without blanks before the =")
+}
+
+/// Whether this would be the name of a variable, as people choose them.
+fn looks_like_name(text: &[u8]) -> bool {
+    text.first().is_some_and(|byte| byte.is_ascii_alphabetic() || *byte == b'_')
+        && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(byte))
 }
 
 /// Parses `NAME=VALUE` or `NAME`.
@@ -225,8 +302,7 @@ pub fn parse_env(text: &OsStr) -> Result<EnvOption, Failure> {
         None => (bytes, None),
     };
     if name.iter().any(|byte| byte.is_ascii_whitespace() || byte.is_ascii_control()) {
-        return Err(Failure::new(format!("\"{}\": not a variable's name", quote(name)))
-            .hint("write NAME=VALUE, without `export` and without blanks before the ="));
+        return Err(not_a_name(name));
     }
     if name.is_empty() {
         // The value may be a secret that was typed with a variable that is not set: $NAME=….
@@ -322,17 +398,60 @@ mod tests {
     }
 
     #[test]
+    fn commas_in_values_are_kept() {
+        let set = |name: &str, value: &str| EnvOption::Set(name.into(), value.into());
+        let host = |name: &str| EnvOption::FromHost(name.into());
+        for (text, expected) in [
+            ("CUDA_VISIBLE_DEVICES=0,1", vec![set("CUDA_VISIBLE_DEVICES", "0,1")]),
+            ("A=0,1,B=2,-3,/x=y", vec![set("A", "0,1"), set("B", "2,-3,/x=y")]),
+            ("A=1,B=2", vec![set("A", "1"), set("B", "2")]),
+            (r"A=x\,y,B=z", vec![set("A", "x,y"), set("B", "z")]),
+            ("A,B,C=1", vec![host("A"), host("B"), set("C", "1")]),
+        ] {
+            assert_eq!(parse_env_list(OsStr::new(text)), Ok(expected), "{text}");
+        }
+        for (text, message) in [
+            ("A=x,y", "\"A=…,y\": y could be a variable or a part of A"),
+            ("HOSTS=n-1,n-2", "\"HOSTS=…,n-2\": n-2 could be a variable or a part of HOSTS"),
+            ("A=1,", "\"\": the name is empty"),
+            ("A=1,=2", "\"=…\": the name is empty"),
+            ("1=2", "\"1\": not a variable's name"),
+        ] {
+            assert_eq!(parse_env_list(OsStr::new(text)).unwrap_err().message, message);
+        }
+    }
+
+    #[test]
+    fn what_a_shell_would_have_replaced_is_refused() {
+        for (text, word) in [
+            ("~/data:/data", "~"),
+            ("~bob:/data", "~"),
+            ("/data:~/x", "~"),
+            ("$HOME/x:/x", "$HOME"),
+            ("/scratch/${USER}:/x", "${USER"),
+            ("/a:/b/$(id)", "$(id"),
+        ] {
+            let message = format!("\"{text}\": {word} is not expanded");
+            assert_eq!(parse(text).unwrap_err().message, message);
+        }
+        assert_eq!(parse(r"\~/x\$y:/z").unwrap(), [bind("~/x$y", "/z", MountFlags::default())]);
+        for text in ["/a~/b:/c", "/cost$:/d", "/a$1:/b", "/x/~old:/y"] {
+            assert!(parse(text).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
     fn every_mount_and_variable_survives_its_text() {
-        let mounts = r"/a\:b\,c:/d:ro+noexec,/x,tmpfs:/s:size=1G,d.sqsh:/d\\e:squashfs";
+        let mounts = r"/a\:b\,c:/d:ro+noexec,/x,\~/\$y:/z,tmpfs:/s:size=1G,d.sqsh:/d\\e:squashfs";
         let parsed = parse(mounts).unwrap();
         let texts: Vec<Vec<u8>> = parsed.iter().map(MountOption::to_text).collect();
         assert_eq!(parse_mounts(OsStr::from_bytes(&texts.join(&b','))), Ok(parsed.clone()));
         assert_eq!(
-            parsed[3].clone().absolute(Path::new("/w")).source,
+            parsed[4].clone().absolute(Path::new("/w")).source,
             MountSource::Squashfs("/w/d.sqsh".into())
         );
-        let variables = parse_env_list(OsStr::new(r"A,B=x\,y\\z=,C=,D\,E=f,G\\H")).unwrap();
-        assert_eq!(variables[1], EnvOption::Set("B".into(), r"x,y\z=".into()));
+        let variables = parse_env_list(OsStr::new(r"A,G\\H,B=x\,y\\z=,C=,D=f\,E")).unwrap();
+        assert_eq!(variables[2], EnvOption::Set("B".into(), r"x,y\z=".into()));
         let texts: Vec<Vec<u8>> = variables.iter().map(EnvOption::to_text).collect();
         assert_eq!(parse_env_list(OsStr::from_bytes(&texts.join(&b','))), Ok(variables));
     }

@@ -1,7 +1,7 @@
 //! Which container a job or step gets, of all that are asked for. Runs in srun, sbatch and salloc, as the user.
 //!
 //! Each setting by itself comes from the first of these that has it: an option, the container that the enclosing job hands
-//! down, a variable MIZZEN_CONTAINER_…; mizzen.toml is left to the node.
+//! down, a variable MIZZEN_CONTAINER_…; mizzen.toml is left to the node. Mounts and variables of a step are added to the job's.
 
 use std::path::PathBuf;
 
@@ -67,12 +67,13 @@ pub fn merge(
     };
     // Not before a container is asked for: nothing that is wrong with a variable may end a job without one.
     let settings_below = |lookup: &mut dyn ImageLookup| {
-        let lower = match &inherited {
-            Some(Request::Container(container)) => container.settings.clone(),
-            Some(_) => Settings::default(),
-            None => variables.settings()?,
-        };
-        Ok(typed.settings.clone().or(lower).absolute(&lookup.directory()?))
+        // Before they meet the job's, whose paths are absolute.
+        let own = typed.settings.clone().absolute(&lookup.directory()?);
+        Ok(match &inherited {
+            Some(Request::Container(container)) => own.within(container.settings.clone()),
+            Some(_) => own,
+            None => own.or(variables.settings()?.absolute(&lookup.directory()?)),
+        })
     };
     match (image, &inherited) {
         (Some(ImageOption::SlurmRuntime), _) => Ok(Some(Request::SlurmRuntime)),

@@ -188,11 +188,6 @@ pub struct ContainerArgs {
 impl ContainerArgs {
     /// Parses what clap leaves as text, finds the image, and adds the site's settings.
     pub fn into_options(self) -> Result<RunOptions, Failure> {
-        if let Some(word) = self.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-")) {
-            let word = quote(word.as_encoded_bytes());
-            return Err(Failure::new(format!("{word}: not an option of mizzen, and no program"))
-                .hint("options stand before the image, the program and its arguments behind it"));
-        }
         let mut settings = self.settings.parse()?;
         for file in &self.env_files {
             let mut variables = options::read_env_file(file)?;
@@ -201,6 +196,15 @@ impl ContainerArgs {
             settings.environment = Some(variables);
         }
         let config = Config::load(&Source::Default)?;
+        let word = self.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-"));
+        // An entrypoint may well be given options: `--entrypoint IMAGE -- -c …`.
+        if let Some(word) = word.filter(|_| !settings.clone().or(config.settings.clone()).entrypoint()) {
+            let word = quote(word.as_encoded_bytes());
+            return Err(Failure::new(format!("{word}: not an option of mizzen, and no program")).hint(
+                "options stand before the image, the program and its arguments behind it; \
+                 --entrypoint gives them to the image's entrypoint",
+            ));
+        }
         let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
         let image = find_image::to_run(&self.image, &config)?;
         let options = RunOptions::new(image, self.command, settings, config, Origin::Option)?;

@@ -177,6 +177,14 @@ macro_rules! settings {
                 Settings { $($field: self.$field.or(lower.$field),)* }
             }
 
+            /// These settings of a step, in a job with the other's.
+            pub fn within(self, outer: Settings) -> Settings {
+                Settings { $($field: match (self.$field, outer.$field) {
+                    (Some(own), Some(outer)) => Some(own.within(outer)),
+                    (own, outer) => own.or(outer),
+                },)* }
+            }
+
             /// Relative paths belong to `directory`.
             pub fn absolute(self, directory: &Path) -> Settings {
                 Settings { $($field: self.$field.map(|value| value.absolute(directory)),)* }
@@ -289,7 +297,7 @@ mod tests {
         let all = settings(&[
             (Key::Mounts, "/a:/b:ro,c:/d"),
             (Key::Mounts, "/e"),
-            (Key::Env, "A=1,B"),
+            (Key::Env, "B,A=1"),
             (Key::Device, "v.com/c=0,v.com/c=1"),
             (Key::Workdir, "w"),
             (Key::MountHome, "no"),
@@ -319,6 +327,25 @@ mod tests {
         let site = settings(&[(Key::Mounts, "/b"), (Key::Writable, "yes"), (Key::MountHome, "no")]);
         let both = option.or(site);
         assert_eq!(both, settings(&[(Key::Mounts, "/a"), (Key::Writable, "no"), (Key::MountHome, "no")]));
+    }
+
+    #[test]
+    fn mounts_and_variables_of_a_step_are_added_to_the_jobs() {
+        let job = settings(&[
+            (Key::Mounts, "/a:/x,/b:/y"),
+            (Key::Env, "A=1,B=2"),
+            (Key::Device, "v.com/c=0"),
+            (Key::Writable, "yes"),
+        ]);
+        let step = settings(&[(Key::Mounts, "/c:/y,/d"), (Key::Env, "A,C=3"), (Key::Device, "v.com/c=1")]);
+        let both = settings(&[
+            (Key::Mounts, "/a:/x,/c:/y,/d"),
+            (Key::Env, "B=2"),
+            (Key::Env, "A,C=3"),
+            (Key::Device, "v.com/c=1"),
+            (Key::Writable, "yes"),
+        ]);
+        assert_eq!(step.within(job), both);
     }
 
     #[test]

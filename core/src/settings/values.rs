@@ -28,6 +28,12 @@ pub trait Value: Sized {
         *self = more;
     }
 
+    /// This value of a step whose job has `outer`: it takes the place of that, but what is mounted and set for the job is
+    /// there in its steps.
+    fn within(self, _outer: Self) -> Self {
+        self
+    }
+
     /// The value with its relative paths taken from `directory`.
     fn absolute(self, _directory: &Path) -> Self {
         self
@@ -76,6 +82,12 @@ impl Value for Vec<MountOption> {
         self.extend(more);
     }
 
+    fn within(self, mut outer: Self) -> Self {
+        outer.retain(|mount| self.iter().all(|own| own.target != mount.target));
+        outer.extend(self);
+        outer
+    }
+
     fn absolute(self, directory: &Path) -> Self {
         self.into_iter().map(|mount| mount.absolute(directory)).collect()
     }
@@ -85,15 +97,29 @@ impl Value for Vec<EnvOption> {
     const TOML: TomlForm = TomlForm::List;
 
     fn parse(text: &[u8]) -> Result<Self, Failure> {
-        parse_env_list(OsStr::from_bytes(text))
+        let mut variables = Vec::new();
+        Value::add(&mut variables, parse_env_list(OsStr::from_bytes(text))?);
+        Ok(variables)
     }
 
+    /// Names without values first: behind a value they could be a part of it.
     fn text(&self) -> Vec<u8> {
-        self.iter().map(EnvOption::to_text).collect::<Vec<_>>().join(&b',')
+        let (values, names): (Vec<_>, Vec<_>) =
+            self.iter().partition(|variable| matches!(variable, EnvOption::Set(..)));
+        names.into_iter().chain(values).map(EnvOption::to_text).collect::<Vec<_>>().join(&b',')
     }
 
+    /// Of one variable the last value holds, so that the order of different ones does not count.
     fn add(&mut self, more: Self) {
-        self.extend(more);
+        for variable in more {
+            self.retain(|known| known.name() != variable.name());
+            self.push(variable);
+        }
+    }
+
+    fn within(self, mut outer: Self) -> Self {
+        outer.add(self);
+        outer
     }
 }
 

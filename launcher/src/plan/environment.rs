@@ -30,6 +30,9 @@ pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 /// Tells programs which image they run in, if its digest is known.
 pub const DIGEST_VARIABLE: &str = "MIZZEN_IMAGE_DIGEST";
 
+/// Tells programs that they are in a container, and in which: the image's path, or its name in a registry.
+pub const IMAGE_VARIABLE: &str = "MIZZEN_IMAGE";
+
 /// The environment, in the order of names. `host` is the host's.
 pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]) -> Vec<Variable> {
     let mut chosen: BTreeMap<OsString, (OsString, Cow<'static, str>)> = BTreeMap::new();
@@ -40,7 +43,8 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
     // Those of another step mean nothing here, nor does what belongs to another image.
     let between = [slurm::HOST_VARIABLE, slurm::caller_context::VARIABLE];
     let of_other_step = |name: &OsString| {
-        name == DIGEST_VARIABLE || options.step.is_some() && between.iter().any(|between| name == *between)
+        [DIGEST_VARIABLE, IMAGE_VARIABLE].iter().any(|ours| name == *ours)
+            || options.step.is_some() && between.iter().any(|between| name == *between)
     };
     for (name, value) in host.iter().filter(|(name, _)| !of_other_step(name)) {
         let kept = match rule(name) {
@@ -84,6 +88,7 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         }
         chosen.insert(slurm::HOST_VARIABLE.into(), (address.into(), "Slurm's commands".into()));
     }
+    chosen.insert(IMAGE_VARIABLE.into(), (facts.image.clone(), "the image".into()));
     if let Some(digest) = &facts.digest {
         let why = if facts.reference.is_some() { "the image's manifest" } else { "the image's content" };
         chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), why.into()));
@@ -145,6 +150,7 @@ mod tests {
             image_environment: environment_of_image,
             environment: environment.into_iter().map(|option| (option, Origin::Option)).collect(),
             workdir: "/work".into(),
+            image: "/tf.sqsh".into(),
             ..Facts::default()
         };
         let options = RunOptions { clean_env, ..RunOptions::default() };
@@ -160,6 +166,7 @@ mod tests {
             ("CONDA_PREFIX", "/opt/conda"),
             ("HOME", "/home/alice"),
             ("LD_LIBRARY_PATH", "/opt/lib"),
+            ("MIZZEN_IMAGE", "/tf.sqsh"),
             ("OMP_NUM_THREADS", "4"),
             ("PATH", "/image/bin"),
             ("PWD", "/work"),

@@ -4,6 +4,7 @@
 mod environment;
 mod identity;
 mod links;
+mod mount_options;
 mod mount_points;
 mod mounts;
 mod mpi;
@@ -76,6 +77,8 @@ pub struct Facts {
     pub host_libraries: host_libraries::Variables,
     /// Where the helper for Slurm's commands listens, if there is one.
     pub commands: Option<String>,
+    /// The image as the user knows it: a path, or a name in a registry.
+    pub image: OsString,
     /// The digest of the image's manifest, or of its content if that was computed.
     pub digest: Option<String>,
     /// The image in a registry that it was made of, with the digest of its manifest.
@@ -162,6 +165,10 @@ impl Plan {
             mpi_environment: mpi.variables,
             host_libraries: host_libraries.variables,
             commands: options.step.as_ref().and_then(|step| step.commands.clone()),
+            image: options
+                .image
+                .reference()
+                .map_or_else(|| options.image.name(), |name| name.to_string().into()),
             digest: metadata.digest.map(|digest| digest.to_string()),
             reference: options.image.reference().map(ToString::to_string),
             hostname: options.settings.hostname.as_ref().map(|name| name.as_str().to_owned()),
@@ -202,8 +209,13 @@ fn decide_workdir(
         Some(workdir) => Explained { value: workdir.clone(), why: "the image's".to_owned() },
         None => Explained { value: PathBuf::from("/"), why: "default".to_owned() },
     };
+    let left_out = |cwd: &Path| {
+        !options.settings.mount_home() && host.home.as_deref().is_some_and(|home| cwd.starts_with(home))
+    };
     match &host.cwd {
         Some(cwd) if cwd == Path::new("/") => {}
+        // Who leaves the home out knows.
+        Some(cwd) if left_out(cwd) => {}
         Some(cwd) => {
             let (cwd, chosen) = (cwd.display(), chosen.value.display());
             notes.push(format!("{cwd} is not in the container; the program starts in {chosen}"));

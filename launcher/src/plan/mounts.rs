@@ -1,21 +1,19 @@
 //! Which mounts a container has.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
-use mizzen_core::image::cannot_open;
-use mizzen_core::options::{MountFlags, MountOption, MountSource};
+use mizzen_core::options::MountFlags;
 use mizzen_core::settings::{Hostname, Key, Writable};
 
-use super::mount_points::{self, shown};
-use super::{Identity, identity, links};
+use super::{Identity, identity, links, mount_options, mount_points};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
-use crate::image::{Entry, Tree, in_image, read_file};
+use crate::image::{Entry, Tree, in_image, read_file, resolve};
 use crate::mount::{Mount, MountKind, Shape};
-use crate::options::{Origin, RunOptions};
+use crate::options::RunOptions;
 use crate::slurm;
 
 /// A larger passwd or group file is not an account file.
@@ -64,10 +62,11 @@ pub fn decide(
     wanted.extend(others.host_libraries.mounts.iter().cloned());
     for (option, origin) in &options.mounts {
         wanted.push(
-            from_option(option, *origin, host)
+            mount_options::to_mount(option, *origin, host)
                 .map_err(|failure| failure.about(origin.name_of(Key::Mounts)))?,
         );
     }
+    wanted.extend(empty_home(host, tree, &wanted));
     links::follow(&mut wanted, notes);
     mount_points::find(wanted, tree, notes)
 }
@@ -111,6 +110,12 @@ fn defaults(
         bind(Path::new("/sys"), Shape::Directory),
         bind(Path::new("/tmp"), Shape::Directory),
     ];
+    // As /tmp, unless that is where the changes of a writable root are kept, which no program should meet.
+    let var_tmp = Path::new("/var/tmp");
+    let changes_apart = options.settings.writable() == Writable::No || host.tmpfs_has_xattrs;
+    if changes_apart && var_tmp.is_dir() && matches!(tree.entry(var_tmp), Ok(Some(Entry::Directory))) {
+        mounts.push(bind(var_tmp, Shape::Directory));
+    }
     for file in ["/etc/resolv.conf", "/etc/hosts"].map(Path::new) {
         if file.is_file() {
             mounts.push(Mount { flags: read_only, ..bind(file, Shape::File) });
@@ -156,9 +161,7 @@ fn defaults(
     let temporary = host.environment.iter().find(|(name, _)| name == "TMPDIR");
     let temporary = temporary.map(|(_, value)| PathBuf::from(value));
     let temporary = temporary.filter(|path| path.is_absolute() && path.is_dir());
-    // A writable root may have its own changes there, which no program should meet.
-    let temporary =
-        temporary.filter(|_| options.settings.writable() == Writable::No || host.tmpfs_has_xattrs);
+    let temporary = temporary.filter(|_| changes_apart);
     for (directory, why) in
         [(temporary.as_ref(), "default: TMPDIR"), (host.cwd.as_ref(), "default: the current directory")]
     {
@@ -173,6 +176,21 @@ fn defaults(
         }
     }
     Ok(mounts)
+}
+
+/// HOME is always a directory that programs can write to, if only an empty one.
+fn empty_home(host: &Host, tree: &dyn Tree, mounts: &[Mount]) -> Option<Mount> {
+    let home =
+        host.environment.iter().find(|(name, _)| name == "HOME").map(|(_, home)| PathBuf::from(home))?;
+    let plain = home.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+    let there = mounts.iter().any(|mount| home.starts_with(&mount.target))
+        || resolve(tree, &home).is_ok_and(|found| found.entry.is_some());
+    if !home.is_absolute() || !plain || image_owned(&home) || there {
+        return None;
+    }
+    let why = "default: an empty home directory".to_owned();
+    let (kind, flags) = (MountKind::Tmpfs(None), MountFlags::default());
+    Some(Mount { kind, target: home, flags, origin: None, why })
 }
 
 /// The node's file of host names with another one, unless it is there already: programs look their own name up.
@@ -219,46 +237,12 @@ pub fn image_owned(path: &Path) -> bool {
     path == Path::new("/") || IMAGE_OWNED.iter().any(|owned| path.starts_with(owned))
 }
 
-fn from_option(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, Failure> {
-    let absolute = |path: &Path| host.cwd.as_deref().unwrap_or(Path::new("/")).join(path);
-    let existing = |given: &Path| {
-        let path = absolute(given);
-        match path.metadata() {
-            Ok(found) => Ok((path, found)),
-            Err(error) => {
-                let hint = if given.is_absolute() {
-                    "it must exist on this node, and you must be able to see it"
-                } else {
-                    "a relative source starts at the current directory; flags are joined by +, mounts by commas"
-                };
-                Err(cannot_open(&path, error).or_hint(hint))
-            }
-        }
-    };
-    let (kind, target) = match &option.source {
-        MountSource::Tmpfs(size) => (MountKind::Tmpfs(size.clone()), option.target.clone()),
-        MountSource::Bind(source) => {
-            let (source, found) = existing(source)?;
-            let shape = if found.is_dir() { Shape::Directory } else { Shape::File };
-            (MountKind::Bind { source, shape }, absolute(&option.target))
-        }
-        MountSource::Squashfs(source) => {
-            let (path, found) = existing(source)?;
-            if !found.is_file() {
-                return Err(Failure::new(format!("{}: not a file", shown(&path)))
-                    .hint("the flag squashfs mounts the content of a squashfs file"));
-            }
-            (MountKind::Squashfs(path), option.target.clone())
-        }
-    };
-    Ok(Mount { kind, target, flags: option.flags, origin: Some(origin), why: origin.name_of(Key::Mounts) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::image::DirectoryTree;
     use crate::image::testing::Scratch;
+    use crate::options::Origin;
     use mizzen_core::options::parse_mounts;
     use mizzen_core::settings::Settings;
 

@@ -1,0 +1,110 @@
+//! Mounts that users and sites ask for.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use mizzen_core::Failure;
+use mizzen_core::failure::quote;
+use mizzen_core::image::cannot_open;
+use mizzen_core::options::{MountOption, MountSource};
+use mizzen_core::settings::Key;
+
+use super::mount_points::shown;
+use crate::host::Host;
+use crate::mount::{Mount, MountKind, Shape};
+use crate::options::Origin;
+
+/// The mount that an option asks for.
+pub fn to_mount(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, Failure> {
+    let option = &expanded(option, host)?;
+    let absolute = |path: &Path| host.cwd.as_deref().unwrap_or(Path::new("/")).join(path);
+    let existing = |given: &Path| {
+        let path = absolute(given);
+        match path.metadata() {
+            Ok(found) => Ok((path, found)),
+            Err(error) => {
+                let hint = if given.is_absolute() {
+                    "it must exist on this node, and you must be able to see it"
+                } else {
+                    "a relative source starts at the current directory; flags are joined by +, mounts by commas"
+                };
+                Err(cannot_open(&path, error).or_hint(hint))
+            }
+        }
+    };
+    let (kind, target) = match &option.source {
+        MountSource::Tmpfs(size) => (MountKind::Tmpfs(size.clone()), option.target.clone()),
+        MountSource::Bind(source) => {
+            let (source, found) = existing(source)?;
+            let shape = if found.is_dir() { Shape::Directory } else { Shape::File };
+            (MountKind::Bind { source, shape }, absolute(&option.target))
+        }
+        MountSource::Squashfs(source) => {
+            let (path, found) = existing(source)?;
+            if !found.is_file() {
+                return Err(Failure::new(format!("{}: not a file", shown(&path)))
+                    .hint("the flag squashfs mounts the content of a squashfs file"));
+            }
+            (MountKind::Squashfs(path), option.target.clone())
+        }
+    };
+    Ok(Mount { kind, target, flags: option.flags, origin: Some(origin), why: origin.name_of(Key::Mounts) })
+}
+
+/// The option with %u, %j and %% replaced in its paths, as Slurm replaces them in the names of files.
+fn expanded(option: &MountOption, host: &Host) -> Result<MountOption, Failure> {
+    let expand = |path: &Path| expand(path, host);
+    let source = match &option.source {
+        MountSource::Bind(path) => MountSource::Bind(expand(path)?),
+        MountSource::Squashfs(path) => MountSource::Squashfs(expand(path)?),
+        MountSource::Tmpfs(size) => MountSource::Tmpfs(size.clone()),
+    };
+    Ok(MountOption { source, target: expand(&option.target)?, flags: option.flags })
+}
+
+fn expand(path: &Path, host: &Host) -> Result<PathBuf, Failure> {
+    let mut text = Vec::new();
+    let mut bytes = path.as_os_str().as_bytes().iter().copied().peekable();
+    while let Some(byte) = bytes.next() {
+        match bytes.peek().filter(|_| byte == b'%') {
+            Some(b'%') => text.push(b'%'),
+            Some(b'u') => text.extend(host.user.bytes()),
+            Some(b'j') => {
+                let job = host.environment.iter().find(|(name, _)| name == "SLURM_JOB_ID");
+                let (_, job) = job.ok_or_else(|| {
+                    let path = quote(path.as_os_str().as_bytes());
+                    Failure::new(format!("{path}: %j outside a job")).hint("%j is the number of a Slurm job")
+                })?;
+                text.extend(job.as_bytes());
+            }
+            _ => {
+                text.push(byte);
+                continue;
+            }
+        }
+        bytes.next();
+    }
+    Ok(PathBuf::from(OsString::from_vec(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_user_and_job_are_put_in() {
+        let outside = Host { user: "alice".to_owned(), environment: Vec::new(), ..Host::for_tests() };
+        let job = Host { environment: vec![("SLURM_JOB_ID".into(), "7".into())], ..outside.clone() };
+        for (path, expected) in [
+            ("/scratch/%u/%j", "/scratch/alice/7"),
+            ("/a%%u%", "/a%u%"),
+            ("/%d/100%", "/%d/100%"),
+            ("/plain", "/plain"),
+        ] {
+            assert_eq!(expand(Path::new(path), &job), Ok(expected.into()));
+        }
+        let failure = expand(Path::new("/x/%j"), &outside).unwrap_err();
+        assert_eq!(failure.message, "/x/%j: %j outside a job");
+    }
+}
