@@ -17,6 +17,10 @@ FROM  ?= target/release
 PROFILE ?= release
 # How long each parser is fuzzed.
 SECONDS ?= 60
+# What `mizzen --version` says: the commit as well, where there is a repository.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+COMMIT  := $(shell git rev-parse --short=10 HEAD 2>/dev/null)
+export MIZZEN_BUILD := $(VERSION)$(if $(COMMIT), ($(COMMIT)))
 # make's own flags name descriptors that cargo does not get, and cargo would warn of that.
 CARGO := env -u MAKEFLAGS cargo
 

@@ -13,6 +13,7 @@ use crate::image::{self, ImageFormat};
 use crate::options::expected_of_a_shell;
 use crate::reference::names_a_registry;
 use crate::request::{ImageSource, check_path_text};
+use crate::similar::similar_file;
 use crate::{Config, Digest, Failure, Reference};
 
 /// Who asks registries.
@@ -154,9 +155,27 @@ fn look_for(
             return Ok((candidate.clone(), format));
         }
     }
-    let tried: Vec<String> = candidates.iter().map(|c| quote(c.as_os_str().as_bytes())).collect();
+    let tried: Vec<String> = candidates.iter().map(|c| quote(resolved(c).as_os_str().as_bytes())).collect();
     let message = format!("no such image; tried {}", tried.join(", "));
-    Err(Failure::new(message).hint(hint_for_missing(name)))
+    let meant = candidates.iter().find_map(|candidate| {
+        let file = candidate.file_name()?.to_str()?;
+        similar_file(candidate.parent()?, file).map(|similar| resolved(&candidate.with_file_name(similar)))
+    });
+    let hint = match meant {
+        Some(meant) => format!("did you mean {}?", quote(meant.as_os_str().as_bytes())),
+        None => hint_for_missing(name),
+    };
+    Err(Failure::new(message).hint(hint))
+}
+
+/// A path without `.` and `..`, as far as it exists.
+fn resolved(path: &Path) -> PathBuf {
+    let real = path.parent().zip(path.file_name()).and_then(|(parent, name)| {
+        let has_dots = path.components().any(|part| part == Component::ParentDir);
+        has_dots.then(|| parent.canonicalize().ok().map(|parent| parent.join(name))).flatten()
+    });
+    // Components leave `.` away.
+    real.unwrap_or_else(|| path.components().collect())
 }
 
 /// Why a request for an image in a registry is not granted, by the key of mizzen.toml. Also on the node.
@@ -277,10 +296,7 @@ mod tests {
         assert_eq!(found("image"), Ok(ImageSource::file(folder.join("image"))));
         let failure = found("nothing.sqsh").unwrap_err();
         assert!(failure.message.contains("tried /nothing.sqsh, /nonexistent/nothing.sqsh, "), "{failure}");
-        assert!(
-            found("./image").unwrap_err().message.ends_with("tried /./image"),
-            "a path is not a bare name"
-        );
+        assert!(found("./image").unwrap_err().message.ends_with("tried /image"), "a path is not a bare name");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::os::unix::ffi::OsStrExt;
 
 pub mod accounts;
+pub mod build;
 pub mod cancel;
 pub mod config;
 pub mod device;
@@ -26,7 +27,9 @@ pub mod precedence;
 pub mod reference;
 pub mod registries;
 pub mod request;
+pub mod request_summary;
 pub mod settings;
+pub mod similar;
 pub mod slurm_conf;
 pub mod slurm_options;
 pub mod slurm_scripts;

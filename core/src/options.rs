@@ -60,7 +60,10 @@ fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     // Somebody may try to mount what only an image can be: docker://user:password@host/image.
     let shown = quote_reference(part);
     let bad = |why: &str| {
-        Failure::new(format!("\"{shown}\": {why}")).hint("write SRC:DST:FLAGS with FLAGS like ro+noexec (ro, rw, noexec, squashfs, size=); several joined by commas")
+        Failure::new(format!("\"{shown}\": {why}")).hint(
+            "write SRC:DST:FLAGS with FLAGS like ro+noexec, several joined by commas; there are ro, rw, noexec, squashfs, \
+             size=SIZE (of tmpfs), and bind, rbind, private, rprivate, nosuid, nodev, which always hold",
+        )
     };
     if part.iter().any(u8::is_ascii_control) {
         return Err(bad("control character"));

@@ -12,7 +12,7 @@ use mizzen_core::failure::quote;
 use mizzen_core::options::parse_env;
 use mizzen_core::settings::{Argument, Key, Spec, TomlForm};
 use mizzen_core::staging::Policy;
-use mizzen_core::{Config, Failure, Settings};
+use mizzen_core::{Config, Failure, Settings, build};
 
 use crate::find_image;
 use crate::options::{self, Origin, RunOptions};
@@ -27,7 +27,7 @@ Examples:
 
 /// Containers for Slurm, and without it
 #[derive(Debug, Parser)]
-#[command(name = "mizzen", version, about, arg_required_else_help = true)]
+#[command(name = "mizzen", version = build::NAME, about, arg_required_else_help = true)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

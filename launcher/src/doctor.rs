@@ -1,5 +1,7 @@
 //! `mizzen doctor`: tries what a container needs of this node, each in a process of its own, and says what to change.
-//! Runs as the user on the host.
+//! Runs as the user on the host; what root tries is tried as an unprivileged user.
+
+mod slurm;
 
 use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -11,7 +13,9 @@ use mizzen_core::config::{DEFAULT_PATH, Source};
 use mizzen_core::failure::cause;
 use mizzen_core::{Config, Failure};
 use nix::mount::{MsFlags, mount};
+use nix::sys::prctl;
 use nix::sys::wait::waitpid;
+use nix::unistd::{Gid, Uid, geteuid, setgroups, setresgid, setresuid};
 use serde_json::json;
 
 use crate::host::Host;
@@ -20,6 +24,9 @@ use crate::options::Unshare;
 use crate::plan::Identity;
 use crate::report::{print, report};
 use crate::{sandbox, sys};
+
+/// A user without rights, on every system.
+const NOBODY: u32 = 65534;
 
 /// What is tried, and what it is for.
 struct Check {
@@ -30,8 +37,10 @@ struct Check {
     attempt: fn() -> Result<String, Failure>,
 }
 
-const CHECKS: [Check; 7] = [
+const CHECKS: [Check; 9] = [
     Check { name: "settings", needed: true, purpose: "mizzen.toml", attempt: settings },
+    Check { name: "plugin", needed: true, purpose: "srun, sbatch and salloc", attempt: slurm::plugin },
+    Check { name: "oci.conf", needed: false, purpose: "srun --container", attempt: slurm::runtime },
     Check { name: "user namespace", needed: true, purpose: "every container", attempt: user_namespace },
     Check { name: "mounts", needed: true, purpose: "every container", attempt: mounts },
     Check { name: "FUSE", needed: true, purpose: "squashfs and SIF images", attempt: fuse },
@@ -104,13 +113,27 @@ fn json_report(results: &[(&Check, Result<String, Failure>)], healthy: bool) -> 
 fn in_own_process(attempt: fn() -> Result<String, Failure>) -> Result<String, Failure> {
     let tried = || -> std::io::Result<Result<String, Failure>> {
         let (mut from_child, to_parent) = std::io::pipe()?;
-        let child = sys::spawn_child(|| send(attempt(), &to_parent))?;
+        let child = sys::spawn_child(|| {
+            become_a_user();
+            send(attempt(), &to_parent)
+        })?;
         drop(to_parent);
         let received = receive(&mut from_child)?;
         waitpid(child, None)?;
         Ok(received)
     };
     tried().unwrap_or_else(|error| Err(Failure::caused_by("cannot try", error)))
+}
+
+/// Root may do what users cannot, and it is for users that this is asked. Where root is only that of a namespace there may be no
+/// other user; then it is one.
+fn become_a_user() {
+    let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+    if geteuid().is_root() && setgroups(&[]).is_ok() && setresgid(group, group, group).is_ok() {
+        let _ = setresuid(user, user, user);
+        // The kernel gives the files of a process that has changed its user to root, and namespaces are set up through them.
+        let _ = prctl::set_dumpable(true);
+    }
 }
 
 fn send(result: Result<String, Failure>, mut pipe: &PipeWriter) -> i32 {

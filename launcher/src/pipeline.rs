@@ -30,7 +30,7 @@ use crate::host::Host;
 use crate::image::{self, Content, Loaded};
 use crate::mount::MountKind;
 use crate::options::RunOptions;
-use crate::plan::{Identity, Plan};
+use crate::plan::{self, Identity, Plan};
 use crate::report::report_note;
 use crate::sandbox::{self, Namespaces, Reporter, RootSource, Server, Sources, StderrReporter, Watch};
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
@@ -47,6 +47,9 @@ pub fn run(options: &RunOptions) -> Result<i32, Failure> {
     build(&plan, sources, None)?;
     if options.settings.verbose() != Verbosity::Quiet {
         report_note(&summary(&plan));
+    }
+    if let Some(note) = sandbox::dangling_argument(&options.command) {
+        report_note(&note);
     }
     Err(sandbox::exec_program(&plan.program))
 }
@@ -133,7 +136,9 @@ fn make_plan(
     let metadata = image.metadata()?;
     image::check_architecture(&image.opened.path, image.tree(), &metadata)?;
     let host_libraries = host_libraries::decide(options, image.tree(), &metadata, host)?;
-    let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries)
+    // What is wrong with these is no fault of the image.
+    let asked = plan::asked_mounts(options, host)?;
+    let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries, asked)
         .map_err(|failure| image.named(failure))?;
     debug!(mounts = plan.mounts.len(), root = plan.root.text(), "the plan");
     raised_limits::check_open_files(&plan)?;

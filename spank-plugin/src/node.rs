@@ -5,6 +5,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 use mizzen_core::handover::{self, Accounts, Role};
+use mizzen_core::request_summary::Summary;
 use mizzen_core::{Failure, Handover, Request, node_name_from};
 use nix::unistd::{Gid, Group, Uid, User};
 
@@ -20,10 +21,15 @@ pub fn open_channel(spank: &Spank) -> Result<(), Failure> {
         return Ok(());
     }
     // A request that is wrong is reported by the tasks.
-    if let Ok(Request::Container(_) | Request::Join(_)) = request(spank) {
-        let channel = StepdChannel::open()?;
-        state::lock().channel = Some(channel);
-    }
+    let asked = match request(spank) {
+        Ok(Request::Container(container)) => Summary(&container).to_string(),
+        Ok(Request::Join(step)) => format!("the container of step {step}"),
+        _ => return Ok(()),
+    };
+    let step = spank.step_name().unwrap_or_default();
+    spank::log_info(&format!("step {step} starts in {asked}"));
+    let channel = StepdChannel::open()?;
+    state::lock().channel = Some(channel);
     Ok(())
 }
 

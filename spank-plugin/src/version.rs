@@ -15,7 +15,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::Library;
+use mizzen_core::build;
 use object::{Object, ObjectSection, ObjectSymbol};
+
+/// For `mizzen doctor`, which reads it in the plugin's file.
+#[used]
+static BUILD: [u8; build::MARKED.len()] = build::MARKED;
 
 /// Slurm's own library.
 const LIBRARY: &str = "libslurmfull.so";

@@ -216,11 +216,7 @@ fn mounts_are_made_as_asked() {
         0,
         "refused\n",
     );
-    assert_out(
-        &run("--no-home", "sh -c 'ls /home/alice 2>/dev/null || echo no home; pwd'"),
-        0,
-        "no home\n/\n",
-    );
+    assert_out(&run("--no-home", "sh -c 'ls -A /home/alice; pwd'"), 0, "/\n");
     let twice = run("-m /tmp/data:/data -m /tmp/data/sub:/data", "ls /data");
     assert_out(&twice, 0, "b\n");
     assert!(

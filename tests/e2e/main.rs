@@ -20,6 +20,7 @@ mod essentials;
 mod fabric;
 mod failing;
 mod file_server;
+mod first_steps;
 mod gpu;
 mod hints;
 mod hostile;

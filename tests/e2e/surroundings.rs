@@ -275,7 +275,7 @@ fn the_program_starts_as_slurm_would_start_it() {
     let lost: Vec<_> = bare.difference(&contained).collect();
     let added: Vec<_> = contained.difference(&bare).filter(|name| *name != "TZ=").collect();
     assert!(lost.is_empty(), "{lost:?}");
-    assert_eq!(added, ["SLURM_MIZZEN_REQUEST=", "SLURM_MIZZEN_STEP="]);
+    assert_eq!(added, ["MIZZEN_IMAGE=", "SLURM_MIZZEN_REQUEST=", "SLURM_MIZZEN_STEP="]);
     // The one further descriptor that Slurm gives a program.
     let pmi = probe(&format!("--mpi=pmi2 {inside}"), "ls /proc/$$/fd; echo $PMI_FD");
     let mut fds: Vec<u32> = pmi.lines().map(|fd| fd.parse().unwrap()).collect();

@@ -27,6 +27,7 @@ use crate::options::{Origin, RunOptions, Unshare};
 
 pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable};
 pub use identity::Identity;
+pub use mount_options::asked_mounts;
 pub use mount_points::lies_in;
 pub use root::{Changes, Root};
 
@@ -136,20 +137,21 @@ pub struct Skeleton {
 }
 
 impl Plan {
-    /// Decides everything about a run.
+    /// Decides everything about a run. `asked` are the mounts that options ask for.
     pub fn make(
         options: &RunOptions,
         tree: &dyn Tree,
         metadata: &Metadata,
         host: &Host,
         host_libraries: HostLibraries,
+        asked: Vec<Mount>,
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.settings.remap_root());
         let mut notes = host_libraries.notes.clone();
         let mut mpi = mpi::decide(tree, metadata, host, &identity);
         notes.append(&mut mpi.notes);
-        let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries };
-        let mounts = mounts::decide(options, tree, host, &identity, &others, &mut notes)?;
+        let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries, asked };
+        let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         let root = root::decide(&options.settings.writable(), host)?;
         let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());

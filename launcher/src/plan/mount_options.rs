@@ -13,10 +13,17 @@ use mizzen_core::settings::Key;
 use super::mount_points::shown;
 use crate::host::Host;
 use crate::mount::{Mount, MountKind, Shape};
-use crate::options::Origin;
+use crate::options::{Origin, RunOptions};
 
-/// The mount that an option asks for.
-pub fn to_mount(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, Failure> {
+/// The mounts that options and mizzen.toml ask for.
+pub fn asked_mounts(options: &RunOptions, host: &Host) -> Result<Vec<Mount>, Failure> {
+    let mounts = options.mounts.iter().map(|(option, origin)| {
+        to_mount(option, *origin, host).map_err(|failure| failure.about(origin.name_of(Key::Mounts)))
+    });
+    mounts.collect()
+}
+
+fn to_mount(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, Failure> {
     let option = &expanded(option, host)?;
     let absolute = |path: &Path| host.cwd.as_deref().unwrap_or(Path::new("/")).join(path);
     let existing = |given: &Path| {

@@ -6,9 +6,9 @@ use std::path::{Component, Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
 use mizzen_core::options::MountFlags;
-use mizzen_core::settings::{Hostname, Key, Writable};
+use mizzen_core::settings::{Hostname, Writable};
 
-use super::{Identity, identity, links, mount_options, mount_points};
+use super::{Identity, identity, links, mount_points};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Tree, in_image, read_file, resolve};
@@ -29,6 +29,8 @@ pub struct Others<'a> {
     pub mpi: &'a [(PathBuf, &'static str)],
     /// What comes from the node.
     pub host_libraries: &'a HostLibraries,
+    /// What options ask for.
+    pub asked: Vec<Mount>,
 }
 
 /// All mounts, parents first; of two on the same place the later one.
@@ -37,7 +39,7 @@ pub fn decide(
     tree: &dyn Tree,
     host: &Host,
     identity: &Identity,
-    others: &Others,
+    others: Others,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Mount>, Failure> {
     let mut wanted = defaults(options, tree, host, identity)?;
@@ -60,12 +62,7 @@ pub fn decide(
         wanted.push(Mount { kind, target, flags, origin: None, why });
     }
     wanted.extend(others.host_libraries.mounts.iter().cloned());
-    for (option, origin) in &options.mounts {
-        wanted.push(
-            mount_options::to_mount(option, *origin, host)
-                .map_err(|failure| failure.about(origin.name_of(Key::Mounts)))?,
-        );
-    }
+    wanted.extend(others.asked);
     wanted.extend(empty_home(host, tree, &wanted));
     links::follow(&mut wanted, notes);
     mount_points::find(wanted, tree, notes)
@@ -239,12 +236,13 @@ pub fn image_owned(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::mount_options;
     use super::*;
     use crate::image::DirectoryTree;
     use crate::image::testing::Scratch;
     use crate::options::Origin;
     use mizzen_core::options::parse_mounts;
-    use mizzen_core::settings::Settings;
+    use mizzen_core::settings::{Key, Settings};
 
     /// An image with the usual directories, and a host with a home and a current directory below it.
     fn image() -> (Scratch, DirectoryTree) {
@@ -260,8 +258,9 @@ mod tests {
 
     fn decided(options: &RunOptions, host: &Host, tree: &dyn Tree) -> Result<Vec<Mount>, Failure> {
         let identity = Identity::new(host, false);
-        let others = Others { mpi: &[], host_libraries: &HostLibraries::default() };
-        decide(options, tree, host, &identity, &others, &mut Vec::new())
+        let asked = mount_options::asked_mounts(options, host)?;
+        let others = Others { mpi: &[], host_libraries: &HostLibraries::default(), asked };
+        decide(options, tree, host, &identity, others, &mut Vec::new())
     }
 
     fn with_mounts(texts: &[(&str, Origin)]) -> RunOptions {

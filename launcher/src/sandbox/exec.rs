@@ -19,6 +19,7 @@ use tracing::debug;
 
 use crate::image::architecture::{Architecture, host_architecture};
 use crate::plan::Program;
+use crate::sandbox::dangling::dangling_link;
 use crate::{raised_limits, sys};
 
 /// As long as the watcher of a file server may take to tell the user.
@@ -47,7 +48,11 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     chdir(&workdir.value).map_err(|errno| {
         wait_for_watcher_report(errno);
         let shown = quote(workdir.value.as_os_str().as_bytes());
-        Failure::caused_by(format!("cannot start in {shown} ({})", workdir.why), errno).or_hint(INSIDE)
+        let failure = Failure::caused_by(format!("cannot start in {shown} ({})", workdir.why), errno);
+        match dangling_link(&workdir.value) {
+            Some(why) => failure.hint(why),
+            None => failure.or_hint(INSIDE),
+        }
     })?;
     // A descriptor that the caller has left open leads out (/proc/self/fd/N), and an image may name it.
     if !getcwd(Vec::new()).is_ok_and(|path| path.as_bytes().starts_with(b"/")) {

@@ -5,6 +5,7 @@
 //! the mount whose end is its own.
 
 mod changes_guard;
+mod dangling;
 mod exec;
 mod mounts;
 mod namespaces;
@@ -30,6 +31,7 @@ use crate::report::report_note;
 use crate::slurm::Helper;
 use crate::sys;
 
+pub use dangling::dangling_argument;
 pub use exec::exec_program;
 pub use namespaces::{
     Namespaces, enter_user as enter_user_namespace, new_mounts_and_others as enter_mount_namespace,

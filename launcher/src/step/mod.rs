@@ -180,6 +180,9 @@ fn enter(
             if options.settings.verbose() != Verbosity::Quiet {
                 note(handover, &pipeline::summary(&plan));
             }
+            if let Some(text) = sandbox::dangling_argument(&options.command) {
+                note(handover, &text);
+            }
             (options, plan.facts)
         }
     };

@@ -1,0 +1,182 @@
+//! What people do on their first day, and what they tripped over.
+
+use mizzen_tests::check::{assert_failed, assert_out, assert_told, one_node, with_images};
+use mizzen_tests::images::ImageTree;
+use mizzen_tests::{Cluster, Release, User};
+
+fn start(name: &str) -> Cluster {
+    with_images(one_node(Release::Slurm22_05, name))
+}
+
+#[test]
+fn commas_in_variables() {
+    let cluster = start("env-commas");
+    let shown = "sh -c 'echo $CUDA_VISIBLE_DEVICES $B'";
+    let srun =
+        |env: &str| cluster.run(&format!("srun -Q --container=/shared/a.sqsh --container-env={env} {shown}"));
+    assert_out(&srun("CUDA_VISIBLE_DEVICES=0,1"), 0, "0,1\n");
+    assert_out(&srun("CUDA_VISIBLE_DEVICES=0,1,B=x"), 0, "0,1 x\n");
+    assert_told(
+        &srun("B=node1,node2"),
+        1,
+        "--container-env: \"B=…,node2\": node2 could be a variable or a part of B",
+        "write B=…\\,node2 for a comma in the value, or give the option once for each variable",
+    );
+}
+
+#[test]
+fn paths_that_no_shell_has_seen() {
+    let cluster = start("no-shell");
+    cluster.run("mkdir data; echo mine > data/file");
+    let submit = |line: &str| {
+        cluster.run(&format!(
+            "printf '#!/bin/sh\\n#SBATCH --container=/shared/a.sqsh\\n#SBATCH {line}\\ncat /data/file\\n' > job; \
+             sbatch --wait -o out job && cat out"
+        ))
+    };
+    let hint =
+        "write the whole path; %u stands for your user name, %j for the job, \\$ and \\~ for themselves";
+    for (mount, word) in [("~/data", "~"), ("$HOME/data", "$HOME"), ("/home/${USER}/data", "${USER")] {
+        let message = format!("--container-mounts: \"{mount}:/data\": {word} is not expanded");
+        assert_told(&submit(&format!("--container-mounts={mount}:/data")), 1, &message, hint);
+    }
+    let done = submit("--container-mounts=/home/%%u/data:/data");
+    assert!(done.code == 0 && done.stdout.ends_with("mine\n"), "{}", done.text());
+    let job = cluster.run(
+        "srun -Q --container=/shared/a.sqsh --container-mounts=/tmp:/scratch/%j sh -c 'ls -d /scratch/$SLURM_JOB_ID | wc -l'",
+    );
+    assert_out(&job, 0, "1\n");
+    let image = cluster.run("srun --container='~/a.sqsh' true");
+    assert_told(
+        &image,
+        1,
+        "--container: no such image; tried /home/alice/~/a.sqsh",
+        "~ is not expanded here, as a shell would do; write the whole path",
+    );
+    let slip = cluster.run("cd /shared; srun --container=./../shared/aa.sqsh true");
+    assert_told(
+        &slip,
+        1,
+        "--container: no such image; tried /shared/aa.sqsh",
+        "did you mean /shared/a.sqsh?",
+    );
+}
+
+#[test]
+fn what_a_step_asks_for_is_added_to_the_jobs() {
+    let cluster = start("step-adds");
+    cluster.run("mkdir one two; echo 1 > one/f; echo 2 > two/f");
+    let inside = "sh -c \"cat /one/f /two/f; echo \\$A \\$B\"";
+    let done = cluster.run(&format!(
+        "salloc -Q --container-image=/shared/a.sqsh --no-container-script --container-mounts=$PWD/one:/one,/tmp:/two \
+         --container-env=A=job,B=job srun --container-mounts=$PWD/two:/two --container-env=B=step {inside}"
+    ));
+    assert_out(&done, 0, "1\n2\njob step\n");
+}
+
+#[test]
+fn every_program_has_a_home_and_places_for_temporary_files() {
+    let cluster = start("home");
+    let tree = ImageTree::busybox().unwrap();
+    std::fs::create_dir(tree.path("var/tmp")).unwrap();
+    cluster.share("debian-like.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    let inside = "sh -c 'pwd; ls -A $HOME; echo x > $HOME/x && cat ~/x; echo y > /var/tmp/y && cat /var/tmp/y; echo $MIZZEN_IMAGE'";
+    let done = cluster.run(&format!(
+        "cd; touch seen; srun -Q --container=/shared/debian-like.sqsh --no-container-mount-home {inside}"
+    ));
+    assert_out(&done, 0, "/\nx\ny\n/shared/debian-like.sqsh\n");
+    assert_eq!(done.stderr, "", "who leaves the home out knows where the program starts");
+    assert_out(&cluster.run("ls ~"), 0, "seen\n");
+    let nested = "mizzen run --no-home /shared/a.sqsh sh -c 'touch ~/x && echo $MIZZEN_IMAGE'";
+    assert_out(&cluster.run(&format!("MIZZEN_IMAGE=other {nested}")), 0, "/shared/a.sqsh\n");
+}
+
+#[test]
+fn an_entrypoint_takes_options() {
+    let cluster = start("entry-options");
+    let tree = ImageTree::busybox().unwrap();
+    tree.file(".mizzen/config.json", r#"{"config": {"Entrypoint": ["/bin/sh"]}}"#).unwrap();
+    cluster.share("sh.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    assert_out(
+        &cluster.run("mizzen run --entrypoint /shared/sh.sqsh -- -c 'echo it works'"),
+        0,
+        "it works\n",
+    );
+    assert_told(
+        &cluster.run("mizzen run /shared/sh.sqsh -- -c 'echo it works'"),
+        125,
+        "-c: not an option of mizzen, and no program",
+        "options stand before the image, the program and its arguments behind it; \
+         --entrypoint gives them to the image's entrypoint",
+    );
+}
+
+#[test]
+fn links_that_lead_out_of_the_container_are_named() {
+    let cluster = start("dangling");
+    cluster.run_as_root("mkdir -p /lustre/data && echo 1 > /lustre/data/f");
+    cluster.run("ln -s /lustre/data ~/data");
+    let note = "/home/alice/data is a symbolic link to /lustre/data, which is not in the container";
+    let step = cluster.run("srun -Q -n2 --container=/shared/a.sqsh cat data/f ~/data/f");
+    assert_failed(&step, 1, &format!("mizzen: note: node1: {note}\n"));
+    assert_eq!(step.stderr.matches("mizzen: note").count(), 1, "{}", step.text());
+    assert_failed(
+        &cluster.run("mizzen run /shared/a.sqsh cat ~/data/f"),
+        1,
+        &format!("mizzen: note: {note}\n"),
+    );
+    let workdir = cluster.run("srun -Q --container=/shared/a.sqsh --container-workdir=/home/alice/data true");
+    assert_failed(&workdir, 125, &format!("mizzen: hint: {note}\n"));
+}
+
+#[test]
+fn a_bad_mount_is_not_the_images_fault() {
+    let cluster = start("blame");
+    let step = cluster.run("srun -Q --container=/shared/a.sqsh --container-mounts=/nosuch:/x true");
+    assert_failed(&step, 125, "mizzen: node1: --container-mounts: /nosuch: No such file or directory\n");
+}
+
+#[test]
+fn slurms_log_tells_what_starts() {
+    let cluster = start("start-log");
+    let running = cluster.run(
+        "srun -Q --container=/shared/a.sqsh --container-mounts=/tmp:/a,tmpfs:/b --container-env=TOKEN=secret \
+         --container-writable true",
+    );
+    assert_eq!(running.code, 0, "{}", running.text());
+    let log = cluster.slurmd_log("node1");
+    let line = ".0 starts in /shared/a.sqsh, 1 mounted, 1 tmpfs, variables TOKEN, writable=yes\n";
+    assert!(log.contains(line) && !log.contains("secret"), "{log}");
+}
+
+#[test]
+fn the_doctor_tries_what_users_do() {
+    let cluster = start("doctor-root");
+    let doctor = |user: User| cluster.run_on("node1", user, "mizzen doctor");
+    let healthy = doctor(User::Root);
+    assert_eq!(healthy.code, 0, "{}", healthy.text());
+    assert!(
+        healthy.stdout.contains("\nok       plugin          /usr/lib/mizzen/spank_mizzen.so, by /"),
+        "{}",
+        healthy.text()
+    );
+    cluster.run_on("node1", User::Root, "chmod 600 /dev/fuse");
+    let fuse = doctor(User::Root);
+    cluster.run_on("node1", User::Root, "chmod 666 /dev/fuse");
+    assert_eq!(fuse.code, 1, "{}", fuse.text());
+    assert!(
+        fuse.stdout.contains("FAILED   FUSE            cannot open /dev/fuse: Permission denied"),
+        "{}",
+        fuse.text()
+    );
+    cluster.set_plugstack(&["optional /usr/lib/mizzen/spank_mizzen.so"]).unwrap();
+    let optional = doctor(User::Alice);
+    assert!(optional.code == 1 && optional.stdout.contains("hint: write `required`"), "{}", optional.text());
+    cluster.set_plugstack(&["# nothing"]).unwrap();
+    let missing = doctor(User::Alice);
+    assert!(
+        missing.code == 1 && missing.stdout.contains("has no line with spank_mizzen.so"),
+        "{}",
+        missing.text()
+    );
+}
