@@ -8,6 +8,9 @@ use crate::options::{EnvOption, MountSource};
 use crate::request::{Container, ImageSource};
 use crate::settings::Key;
 
+/// Recognises a kind of mounts.
+type IsKind = fn(&MountSource) -> bool;
+
 /// Slurm's log has no room for more of what users write.
 const LIMIT: usize = 400;
 
@@ -27,7 +30,7 @@ impl Display for Summary<'_> {
             }
         }
         let mounts = || settings.mounts.iter().flatten();
-        let kinds: [(&str, fn(&MountSource) -> bool); 3] = [
+        let kinds: [(&str, IsKind); 3] = [
             ("mounted", |source| matches!(source, MountSource::Bind(_))),
             ("squashfs", |source| matches!(source, MountSource::Squashfs(_))),
             ("tmpfs", |source| matches!(source, MountSource::Tmpfs(_))),
