@@ -337,6 +337,34 @@ squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
     }
 }
 
+/// Slurm's own list of options says which have a value, but for a few that it shows wrongly. The file that a command is refused
+/// for is the first word after the options.
+#[test]
+fn where_the_options_end_is_known_in_every_release() {
+    for release in Release::ALL {
+        let spec =
+            Spec { nodes: 1, release, ..Cluster::spec(&format!("command-options-{}", release.version())) };
+        let cluster = with_two_scratches(Cluster::start(spec).unwrap());
+        let done = batch(
+            &cluster,
+            r#"
+names() { $1 --help | sed -nE "s/^ {1,6}((-.), )?(--[a-z0-9-]+)($2).*/\2 \3/p" | grep -vE -- '--(container(-id|-writable|-verbose)?|wrap|export|bcast)$'; }
+for command in srun sbatch salloc; do
+  for flag in $(names $command ' |\[=|$') --container-writable --container-verbose; do
+    $command --usage --bcast $flag /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -q '/tmp/job.sh is in' || echo $command $flag
+  done
+  for option in $(names $command =) --container; do
+    $command --usage --bcast $option /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -q '/scratch/job.sh is another' || echo $command $option
+  done
+done
+names srun '=' | wc -l
+"#,
+        );
+        let count = done.stdout.trim().parse::<u32>();
+        assert!(count.is_ok_and(|count| count > 80), "{release}: {}", done.text());
+    }
+}
+
 #[test]
 fn files_that_both_sides_have_are_taken() {
     let cluster = with_two_scratches(start("command-own-files"));
