@@ -518,3 +518,19 @@ fn they_can_be_switched_off() {
     );
     assert_eq!(off.stdout, "none\nhost=\n", "{}", off.text());
 }
+
+/// An image can keep them out, and what it has in their place is then not taken for them.
+#[test]
+fn an_image_cannot_put_others_in_their_place() {
+    let cluster = start("command-link");
+    let image = ImageTree::busybox().unwrap();
+    std::os::unix::fs::symlink("/tmp/x", image.path(".mizzen")).unwrap();
+    cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
+    let planted =
+        "mkdir -p /tmp/x/bin; printf '#!/bin/sh\\necho of bob\\n' > /tmp/x/bin/srun; chmod -R 755 /tmp/x";
+    assert_out(&cluster.run_on("node1", User::Bob, planted), 0, "");
+    let done = batch(&cluster, "srun hostname; echo \"$SLURM_MIZZEN_HOST\"; echo $PATH");
+    let expected = "srun: not found\n\n/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n";
+    assert!(done.stdout.ends_with(expected), "{}", done.text());
+    assert!(done.stdout.contains("mizzen: note: node1: /.mizzen is left out: "), "{}", done.text());
+}
