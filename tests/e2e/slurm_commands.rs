@@ -311,25 +311,29 @@ for words in "-n1 --hold --" "--job-name x -Qv" "-H --exclusive --container-rema
 cd /scratch; refused sbatch job.sh; refused sbatch ./only.sh; refused sbatch /scratch/hidden.sh; sbatch hidden.sh; echo "code $?"
 cd /opt/app; refused sbatch tmp/job.sh
 refused srun --bcast=$HOME/copied /scratch/job.sh; refused srun --prolog=/scratch/job.sh true
-refused salloc -n1 /scratch/job.sh; refused sbcast /scratch/job.sh $HOME/copied
-SLURM_PROLOG=/scratch/job.sh refused srun true
+refused sbcast /scratch/job.sh $HOME/copied; SLURM_PROLOG=/scratch/job.sh refused srun true
+refused salloc -n1 /scratch/job.sh
 squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
 "#,
         );
         let refused = |command: &str, name: &str, why: &str| format!("mizzen: {command}: {name} {why}\n");
         let planted = |command: &str| refused(command, "/scratch/job.sh", OTHER);
         let inside = "is in the container only, and this command runs outside";
-        let hidden = "is not in the container, and outside /scratch/hidden.sh is not safe from other users: \
-                      /scratch/hidden.sh belongs to uid 2002";
+        let unsafe_file = |name: &str| {
+            format!(
+                "is taken from outside the container, and {name} is not safe from other users: {name} belongs to uid 2002"
+            )
+        };
         let expected = [
             format!("{}{HINT}\ncode 125\n", planted("sbatch")),
             planted("sbatch").repeat(3),
             refused("sbatch", "job.sh", inside),
             refused("sbatch", "./only.sh", inside),
-            refused("sbatch", "/scratch/hidden.sh", hidden),
+            refused("sbatch", "/scratch/hidden.sh", &unsafe_file("/scratch/hidden.sh")),
             "code 1\n".to_owned(),
             refused("sbatch", "tmp/job.sh", OTHER),
-            ["srun", "srun", "salloc", "sbcast", "srun"].map(planted).concat(),
+            ["srun", "srun", "sbcast", "srun"].map(planted).concat(),
+            refused("salloc", "/scratch/job.sh", &unsafe_file("/scratch/job.sh")),
             "1\ncode 1\n".to_owned(),
         ];
         assert_out(&done, 0, &expected.concat());
@@ -337,8 +341,8 @@ squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
     }
 }
 
-/// Slurm's own list of options says which have a value, but for a few that it shows wrongly. The file that a command is refused
-/// for is the first word after the options.
+/// Slurm's own list of options says which have a value, but for a few that it shows wrongly. The first file after the options
+/// is what a command is refused for.
 #[test]
 fn where_the_options_end_is_known_in_every_release() {
     for release in Release::ALL {
@@ -351,10 +355,10 @@ fn where_the_options_end_is_known_in_every_release() {
 names() { $1 --help | sed -nE "s/^ {1,6}((-.), )?(--[a-z0-9-]+)($2).*/\2 \3/p" | grep -vE -- '--(container(-id|-writable|-verbose)?|wrap|export|bcast)$'; }
 for command in srun sbatch salloc; do
   for flag in $(names $command ' |\[=|$') --container-writable --container-verbose; do
-    $command --usage --bcast $flag /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -q '/tmp/job.sh is in' || echo $command $flag
+    $command --usage --bcast $flag /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -q /scratch && echo $command $flag
   done
   for option in $(names $command =) --container; do
-    $command --usage --bcast $option /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -q '/scratch/job.sh is another' || echo $command $option
+    $command --usage --bcast $option /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -qE '/scratch/job.sh is (another|taken)' || echo $command $option
   done
 done
 names srun '=' | wc -l
@@ -379,6 +383,8 @@ show in-path.sh; show --container=none /project/own.sh
 # The words of the program are the new step's, and so is a command line.
 srun --quiet --ntasks=1 --overlap /scratch/job.sh; srun -Q -n 1 --overlap cat /scratch/job.sh | tail -n 1
 show --wrap /scratch/job.sh
+# What salloc starts is the host's.
+salloc --quiet --ntasks=1 /bin/ls -d /usr/bin/sbatch
 # The container's script, where the node has another directory.
 cd /scratch; show < job.sh; show /dev/stdin < only.sh
 srun --quiet --overlap pwd
@@ -388,7 +394,7 @@ sbatch --quiet --wait --ntasks=1 --wrap true; echo "code $?"
     let note =
         "mizzen: note: sbatch: /scratch is another directory outside the container; the job starts in /\n";
     let expected = format!(
-        "mine /scratch/job.sh\nmine \nmine a\nmine \nown\nof the image\necho of the image\nof the image\n\
+        "mine /scratch/job.sh\nmine \nmine a\nmine \nown\nof the image\necho of the image\nof the image\n/usr/bin/sbatch\n\
          {note}of the image\n{note}only of the image\n/scratch\n{note}code 1\n"
     );
     assert_out(&done, 0, &expected);

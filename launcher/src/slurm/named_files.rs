@@ -53,13 +53,28 @@ impl Inode {
     }
 }
 
+/// What a command has to do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It is what the command is about, as the caller sees it.
+    Program,
+    /// The command starts it outside.
+    HostProgram,
+    /// Some other word.
+    Value,
+}
+
+/// The roles' names on the wire.
+const ROLES: [(Role, &str); 3] =
+    [(Role::Program, "program"), (Role::HostProgram, "command"), (Role::Value, "value")];
+
 /// A file that a command names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFile {
     /// As the caller has written it.
     pub name: OsString,
-    /// Whether it is what the command is about, not some other word.
-    pub is_program: bool,
+    /// What it is to the command.
+    pub role: Role,
     /// What the caller has under that name.
     pub inside: Option<Inode>,
 }
@@ -67,21 +82,18 @@ pub struct NamedFile {
 impl NamedFile {
     /// As bytes for the wire.
     pub fn encode(&self) -> Vec<u8> {
-        let kind = if self.is_program { "program" } else { "value" };
-        let head = format!("{kind} {} ", Inode::encode(self.inside));
+        let role = ROLES.iter().find(|(role, _)| *role == self.role).map_or("", |(_, name)| name);
+        let head = format!("{role} {} ", Inode::encode(self.inside));
         [head.as_bytes(), self.name.as_bytes()].concat()
     }
 
     /// From those bytes; None if they are none.
     pub fn decode(bytes: &[u8]) -> Option<NamedFile> {
         let mut parts = bytes.splitn(3, |byte| *byte == b' ');
-        let is_program = match parts.next()? {
-            b"program" => true,
-            b"value" => false,
-            _ => return None,
-        };
+        let role = parts.next()?;
+        let (role, _) = ROLES.iter().find(|(_, name)| name.as_bytes() == role)?;
         let inside = Inode::decode(parts.next()?)?;
-        Some(NamedFile { name: OsString::from_vec(parts.next()?.to_vec()), is_program, inside })
+        Some(NamedFile { name: OsString::from_vec(parts.next()?.to_vec()), role: *role, inside })
     }
 }
 
@@ -94,16 +106,18 @@ pub fn named_files(
     let value_of = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let mut words = file_words(command, arguments, value_of(BCAST).is_some());
     words.extend(VARIABLES.into_iter().filter_map(value_of).map(|value| FileWord::Value(value)));
-    words.into_iter().filter_map(named_file).collect()
+    let program = if command == "salloc" { Role::HostProgram } else { Role::Program };
+    words.into_iter().filter_map(|word| named_file(word, program)).collect()
 }
 
 /// None if there is nothing to compare. A name without a slash is looked up in the working directory, which the two sides have
 /// in common or the command is in another, and by sbatch and salloc in PATH as it is outside.
-fn named_file(word: FileWord) -> Option<NamedFile> {
-    let (name, is_program) = match word {
-        FileWord::Program(name) => (name, true),
-        FileWord::Value(name) => (name, false),
+fn named_file(word: FileWord, program: Role) -> Option<NamedFile> {
+    let (name, role) = match word {
+        FileWord::Program(name) => (name, program),
+        FileWord::Value(name) => (name, Role::Value),
     };
+    let is_program = role != Role::Value;
     let has_slash = name.as_bytes().contains(&b'/');
     // Those are the command's own, and the same: it has the caller's standard streams.
     let is_stream = name == "/dev/stdin" || name.as_bytes().starts_with(b"/dev/fd/");
@@ -113,7 +127,7 @@ fn named_file(word: FileWord) -> Option<NamedFile> {
     let found = fs::metadata(name).ok().filter(|found| found.is_file() || (is_program && !found.is_dir()));
     let counts = found.is_some() || (is_program && has_slash);
     let inside = found.as_ref().map(Inode::of);
-    counts.then(|| NamedFile { name: name.to_owned(), is_program, inside })
+    counts.then(|| NamedFile { name: name.to_owned(), role, inside })
 }
 
 /// Refuses a command that would read other files than its caller sees; `directory` is the command's (runs outside).
@@ -126,8 +140,8 @@ impl NamedFile {
         let path = directory.join(&self.name);
         let shown = quote(self.name.as_bytes());
         let outside = fs::metadata(&path).ok();
-        match (self.inside, outside) {
-            (Some(inside), Some(outside)) if inside == Inode::of(&outside) => {
+        match (self.inside, outside, self.role) {
+            (Some(inside), Some(outside), _) if inside == Inode::of(&outside) => {
                 match foreign_link(&path, outside.uid()) {
                     Some(link) => {
                         Err(refusal(format!("{shown} is found by another user's link outside: {link}")))
@@ -135,16 +149,16 @@ impl NamedFile {
                     None => Ok(()),
                 }
             }
-            (Some(_), Some(_)) => Err(refusal(format!(
+            (Some(_), Some(_), Role::Program | Role::Value) => Err(refusal(format!(
                 "{shown} is another file outside the container, where this command runs"
             ))),
-            (Some(_), None) if self.is_program => {
+            (Some(_), None, Role::Program) => {
                 Err(refusal(format!("{shown} is in the container only, and this command runs outside")))
             }
             // Nothing that the caller sees, but nobody else's to make either.
-            (None, Some(_)) if self.is_program => {
+            (_, Some(_), Role::HostProgram) | (None, Some(_), Role::Program) => {
                 check_only_users(&path, geteuid().as_raw()).map_err(|failure| {
-                    refusal(format!("{shown} is not in the container, and outside {}", failure.message))
+                    refusal(format!("{shown} is taken from outside the container, and {}", failure.message))
                 })
             }
             _ => Ok(()),
@@ -176,8 +190,8 @@ mod tests {
     fn a_named_file_comes_back() {
         let name = OsString::from_vec((1..=255).collect());
         for inside in [None, Some(Inode { device: 1, number: u64::MAX })] {
-            for is_program in [false, true] {
-                let file = NamedFile { name: name.clone(), is_program, inside };
+            for (role, _) in ROLES {
+                let file = NamedFile { name: name.clone(), role, inside };
                 assert_eq!(NamedFile::decode(&file.encode()), Some(file));
             }
         }
@@ -193,19 +207,19 @@ mod tests {
         let [one, other] = ["one", "other"].map(|name| top.join(name));
         [&one, &other].into_iter().for_each(|path| fs::write(path, "").unwrap());
         let inode = |path: &Path| Some(Inode::of(&fs::metadata(path).unwrap()));
-        let check = |name: &str, is_program: bool, inside: Option<Inode>| {
-            let file = NamedFile { name: name.into(), is_program, inside };
+        let check = |name: &str, role: Role, inside: Option<Inode>| {
+            let file = NamedFile { name: name.into(), role, inside };
             check(&[file], &top).map_err(|failure| failure.message)
         };
-        for is_program in [false, true] {
-            assert_eq!(check("one", is_program, inode(&one)), Ok(()));
+        for role in [Role::Value, Role::Program] {
+            assert_eq!(check("one", role, inode(&one)), Ok(()));
             let expected = "one is another file outside the container, where this command runs".to_owned();
-            assert_eq!(check("one", is_program, inode(&other)), Err(expected));
+            assert_eq!(check("one", role, inode(&other)), Err(expected));
         }
-        assert_eq!(check("missing", false, inode(&one)), Ok(()));
+        assert_eq!(check("missing", Role::Value, inode(&one)), Ok(()));
         let expected = "missing is in the container only, and this command runs outside".to_owned();
-        assert_eq!(check("missing", true, inode(&one)), Err(expected));
-        assert_eq!(check("missing", true, None), Ok(()));
+        assert_eq!(check("missing", Role::Program, inode(&one)), Err(expected));
+        assert_eq!(check("missing", Role::Program, None), Ok(()));
         fs::remove_dir_all(&top).unwrap();
     }
 
