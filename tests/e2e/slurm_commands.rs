@@ -274,6 +274,132 @@ sbatch --wait --quiet --output=$HOME/nested --wrap 'echo $LD_LIBRARY_PATH; insid
     assert_out(&login, 0, "/usr/bin:/bin\nnode1\n");
 }
 
+/// The image has a directory of which the node has another, open for everybody.
+fn with_two_scratches(cluster: Cluster) -> Cluster {
+    let image = ImageTree::busybox().unwrap();
+    image.program("scratch/job.sh", "#!/bin/sh\necho of the image\n").unwrap();
+    image.program("scratch/only.sh", "#!/bin/sh\necho only of the image\n").unwrap();
+    image.program("opt/app/tmp/job.sh", "#!/bin/sh\necho of the image\n").unwrap();
+    cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
+    cluster.run_on(
+        "node1",
+        User::Root,
+        "mkdir -m 1777 /scratch; mkdir /project; printf '#!/bin/sh\\necho own\\n' > /project/own.sh",
+    );
+    let planted = "printf '#!/bin/sh\\necho of bob as $(id -un)\\n' > /scratch/job.sh; cp /scratch/job.sh /scratch/hidden.sh; \
+                   cp /scratch/job.sh /tmp/job.sh; chmod 755 /scratch/*.sh /tmp/job.sh";
+    assert_out(&cluster.run_on("node1", User::Bob, planted), 0, "");
+    cluster
+}
+
+const OTHER: &str = "is another file outside the container, where this command runs";
+const HINT: &str = "mizzen: hint: mount its directory at the same place (--container-mounts), or give sbatch the script as its standard input";
+
+#[test]
+fn another_users_file_of_the_same_name_is_refused() {
+    for release in Release::ALL {
+        let spec =
+            Spec { nodes: 1, release, ..Cluster::spec(&format!("command-files-{}", release.version())) };
+        let cluster = with_two_scratches(Cluster::start(spec).unwrap());
+        let done = batch(
+            &cluster,
+            r#"
+submit() { sbatch --quiet --output=$HOME/nested "$@" 2>&1; echo "code $?"; }
+submit /scratch/job.sh
+exec 2>/dev/null; refused() { "$@" 2>&1 | grep -v hint; }
+for words in "-n1 --hold --" "--job-name x -Qv" "-H --exclusive --container-remap-root"; do refused sbatch $words /scratch/job.sh arg; done
+cd /scratch; refused sbatch job.sh; refused sbatch ./only.sh; refused sbatch /scratch/hidden.sh; sbatch hidden.sh; echo "code $?"
+cd /opt/app; refused sbatch tmp/job.sh
+refused srun --bcast=$HOME/copied /scratch/job.sh; refused srun --prolog=/scratch/job.sh true
+refused sbcast /scratch/job.sh $HOME/copied; SLURM_PROLOG=/scratch/job.sh refused srun true
+refused salloc -n1 /scratch/job.sh
+squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
+"#,
+        );
+        let refused = |command: &str, name: &str, why: &str| format!("mizzen: {command}: {name} {why}\n");
+        let planted = |command: &str| refused(command, "/scratch/job.sh", OTHER);
+        let inside = "is in the container only, and this command runs outside";
+        let unsafe_file = |name: &str| {
+            format!(
+                "is taken from outside the container, and {name} is not safe from other users: {name} belongs to uid 2002"
+            )
+        };
+        let expected = [
+            format!("{}{HINT}\ncode 125\n", planted("sbatch")),
+            planted("sbatch").repeat(3),
+            refused("sbatch", "job.sh", inside),
+            refused("sbatch", "./only.sh", inside),
+            refused("sbatch", "/scratch/hidden.sh", &unsafe_file("/scratch/hidden.sh")),
+            "code 1\n".to_owned(),
+            refused("sbatch", "tmp/job.sh", OTHER),
+            ["srun", "srun", "sbcast", "srun"].map(planted).concat(),
+            refused("salloc", "/scratch/job.sh", &unsafe_file("/scratch/job.sh")),
+            "1\ncode 1\n".to_owned(),
+        ];
+        assert_out(&done, 0, &expected.concat());
+        assert_nothing_left(&cluster);
+    }
+}
+
+/// Slurm's own list of options says which have a value, but for a few that it shows wrongly. The first file after the options
+/// is what a command is refused for.
+#[test]
+fn where_the_options_end_is_known_in_every_release() {
+    for release in Release::ALL {
+        let spec =
+            Spec { nodes: 1, release, ..Cluster::spec(&format!("command-options-{}", release.version())) };
+        let cluster = with_two_scratches(Cluster::start(spec).unwrap());
+        let done = batch(
+            &cluster,
+            r#"
+names() { $1 --help | sed -nE "s/^ {1,6}((-.), )?(--[a-z0-9-]+)($2).*/\2 \3/p" | grep -vE -- '--(container(-id|-writable|-verbose)?|wrap|export|bcast)$'; }
+for command in srun sbatch salloc; do
+  for flag in $(names $command ' |\[=|$') --container-writable --container-verbose; do
+    $command --usage --bcast $flag /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -q /scratch && echo $command $flag
+  done
+  for option in $(names $command =) --container; do
+    $command --usage --bcast $option /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -qE '/scratch/job.sh is (another|taken)' || echo $command $option
+  done
+done
+names srun '=' | wc -l
+"#,
+        );
+        let count = done.stdout.trim().parse::<u32>();
+        assert!(count.is_ok_and(|count| count > 80), "{release}: {}", done.text());
+    }
+}
+
+#[test]
+fn files_that_both_sides_have_are_taken() {
+    let cluster = with_two_scratches(start("command-own-files"));
+    let done = batch(
+        &cluster,
+        r#"
+exec 2>&1; show() { sbatch --quiet --wait --ntasks=1 --output=$HOME/nested "$@" || echo "code $?"; cat ~/nested; }
+printf '#!/bin/sh\necho "mine $@"\n' > mine.sh; chmod +x mine.sh; mkdir -p bin; cp mine.sh bin/in-path.sh; ln -s mine.sh link.sh
+show mine.sh /scratch/job.sh; show ~/mine.sh; show ./link.sh a
+# In PATH as it is on the host, and one of the node that nobody else can have made.
+show in-path.sh; show --container=none /project/own.sh
+# The words of the program are the new step's, and so is a command line.
+srun --quiet --ntasks=1 --overlap /scratch/job.sh; srun -Q -n 1 --overlap cat /scratch/job.sh | tail -n 1
+show --wrap /scratch/job.sh
+# What salloc starts is the host's.
+salloc --quiet --ntasks=1 /bin/ls -d /usr/bin/sbatch
+# The container's script, where the node has another directory.
+cd /scratch; show < job.sh; show /dev/stdin < only.sh
+srun --quiet --overlap pwd
+sbatch --quiet --wait --ntasks=1 --wrap true; echo "code $?"
+"#,
+    );
+    let note =
+        "mizzen: note: sbatch: /scratch is another directory outside the container; the job starts in /\n";
+    let expected = format!(
+        "mine /scratch/job.sh\nmine \nmine a\nmine \nown\nof the image\necho of the image\nof the image\n/usr/bin/sbatch\n\
+         {note}of the image\n{note}only of the image\n/scratch\n{note}code 1\n"
+    );
+    assert_out(&done, 0, &expected);
+}
+
 #[test]
 fn many_at_once() {
     let cluster = start("command-crowd");
@@ -397,4 +523,20 @@ fn they_can_be_switched_off() {
         "command -v srun || echo none; echo host=$SLURM_MIZZEN_HOST; ls -d /.mizzen 2>/dev/null",
     );
     assert_eq!(off.stdout, "none\nhost=\n", "{}", off.text());
+}
+
+/// An image can keep them out, and what it has in their place is then not taken for them.
+#[test]
+fn an_image_cannot_put_others_in_their_place() {
+    let cluster = start("command-link");
+    let image = ImageTree::busybox().unwrap();
+    std::os::unix::fs::symlink("/tmp/x", image.path(".mizzen")).unwrap();
+    cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
+    let planted =
+        "mkdir -p /tmp/x/bin; printf '#!/bin/sh\\necho of bob\\n' > /tmp/x/bin/srun; chmod -R 755 /tmp/x";
+    assert_out(&cluster.run_on("node1", User::Bob, planted), 0, "");
+    let done = batch(&cluster, "srun hostname; echo \"$SLURM_MIZZEN_HOST\"; echo $PATH");
+    let expected = "srun: not found\n\n/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n";
+    assert!(done.stdout.ends_with(expected), "{}", done.text());
+    assert!(done.stdout.contains("mizzen: note: node1: /.mizzen is left out: "), "{}", done.text());
 }

@@ -296,7 +296,7 @@ fn progress_is_shown_once() {
     assert!(shown[0].contains(": copying to the node: [#") && shown[0].contains("-]  "), "{:?}", shown[0]);
 }
 
-/// Whoever can list a directory can keep others from finding names in it, for as long as they like.
+/// Sites may hide who has copies.
 #[test]
 fn a_directory_that_nobody_can_list_will_do() {
     let toml = "stage = \"always\"\nstage_directory = \"/var/tmp/copies\"\n";

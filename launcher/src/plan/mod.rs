@@ -154,8 +154,10 @@ impl Plan {
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         let root = root::decide(&options.settings.writable(), host)?;
-        let commands = options.step.as_ref().is_some_and(|step| step.commands.is_some());
-        let skeletons = mount_points::skeletons(&mounts, commands, links.in_image, tree)?;
+        // Where the image keeps their place from being mounted, nothing that it has there is taken for them.
+        let mounted = mounts.iter().any(|mount| matches!(mount.kind, MountKind::Commands(_)));
+        let commands = options.step.as_ref().and_then(|step| step.commands.clone()).filter(|_| mounted);
+        let skeletons = mount_points::skeletons(&mounts, commands.is_some(), links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         let facts = Facts {
             image_environment: metadata.environment.clone(),
@@ -166,7 +168,7 @@ impl Plan {
             time_zone: host.time_zone.clone(),
             mpi_environment: mpi.variables,
             host_libraries: host_libraries.variables,
-            commands: options.step.as_ref().and_then(|step| step.commands.clone()),
+            commands,
             image: options
                 .image
                 .reference()

@@ -1,12 +1,12 @@
 //! The helper's child for one command: starts the real one for a shim, hands signals on, tells how it ended.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,11 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{AccessFlags, Pid, access, setsid};
+use nix::unistd::{AccessFlags, Pid, access, fchdir, setsid};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::helper::child_signals;
+use super::named_files::{self, Inode};
 use super::wire::{CommandRequest, CommandResult, FROM_TERMINAL};
 use super::{COMMANDS, caller_context};
 use crate::report::report;
@@ -98,10 +99,12 @@ fn run(
             .hint("it is looked for in PATH as it is on the host")
             .of_kind(FailureKind::NotFound)
     })?;
+    let cwd = Directory::of(&order);
+    named_files::check(&order.files, cwd.real_path())?;
     let failed = |what: &str, error: io::Error| Failure::caused_by(format!("cannot {what}"), error);
     let ended = child_signals().map_err(|errno| failed("watch processes", errno.into()))?;
     // The streams go with the closure: a copy that stayed here would keep the other end of a pipe waiting.
-    let pid = sys::spawn_child(move || become_command(&program, order, streams))
+    let pid = sys::spawn_child(move || become_command(&program, order, &cwd, streams))
         .map_err(|error| failed("start a process on the host", error))?;
     watch(pid, stream, owner, ended.as_fd()).map_err(|error| failed("wait for it", error))
 }
@@ -124,10 +127,15 @@ fn find(command: &OsStr) -> Option<PathBuf> {
 
 /// Becomes the command; returns an exit code only if that failed. Its session has no terminal, so that a key there
 /// reaches it once, through the shim; it reads and sets the terminal that was passed nevertheless.
-fn become_command(program: &Path, order: CommandRequest, [stdin, stdout, stderr]: [OwnedFd; 3]) -> i32 {
-    let cwd = directory_on_host(&order.directory);
+fn become_command(
+    program: &Path,
+    order: CommandRequest,
+    cwd: &Directory,
+    [stdin, stdout, stderr]: [OwnedFd; 3],
+) -> i32 {
+    cwd.enter(&order, &stderr);
     let environment: Vec<(OsString, OsString)> =
-        caller_context::arriving(order.environment, std::env::vars_os(), cwd);
+        caller_context::arriving(order.environment, std::env::vars_os(), cwd.name());
     let _ = setsid();
     let _ = SigSet::empty().thread_set_mask();
     order.inherited.apply();
@@ -136,7 +144,6 @@ fn become_command(program: &Path, order: CommandRequest, [stdin, stdout, stderr]
         .args(&order.arguments)
         .env_clear()
         .envs(environment)
-        .current_dir(cwd)
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr))
@@ -147,10 +154,70 @@ fn become_command(program: &Path, order: CommandRequest, [stdin, stdout, stderr]
     i32::from(FailureKind::NotExecutable.exit_code())
 }
 
-/// The shim's directory, if the host has one of that name.
-fn directory_on_host(inside: &Path) -> &Path {
-    let usable = inside.is_dir() && access(inside, AccessFlags::X_OK).is_ok();
-    if usable { inside } else { Path::new("/") }
+/// Where the command runs.
+enum Directory {
+    /// In the shim's own directory, which the host has under the same name.
+    Shims { opened: OwnedFd, name: PathBuf, real: PathBuf },
+    /// In the root directory: the host has none of that name.
+    Root,
+    /// In the root directory: what the host has under that name is another, which anybody may have filled.
+    RootForOther,
+}
+
+impl Directory {
+    fn of(order: &CommandRequest) -> Directory {
+        let Ok(found) = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
+            .open(&order.directory)
+        else {
+            return Directory::Root;
+        };
+        let is_shims = found.metadata().is_ok_and(|found| Some(Inode::of(&found)) == order.directory_inode);
+        let searchable = access(&order.directory, AccessFlags::X_OK).is_ok();
+        let real = fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()));
+        match real {
+            Ok(real) if is_shims && searchable => {
+                Directory::Shims { opened: found.into(), name: order.directory.clone(), real }
+            }
+            _ if !is_shims && searchable && order.directory != Path::new("/") => Directory::RootForOther,
+            _ => Directory::Root,
+        }
+    }
+
+    /// As the shim calls it.
+    fn name(&self) -> &Path {
+        match self {
+            Directory::Shims { name, .. } => name,
+            Directory::Root | Directory::RootForOther => Path::new("/"),
+        }
+    }
+
+    /// Without links: what Slurm's commands begin with when they look for a file.
+    fn real_path(&self) -> &Path {
+        match self {
+            Directory::Shims { real, .. } => real,
+            Directory::Root | Directory::RootForOther => Path::new("/"),
+        }
+    }
+
+    /// Makes it this process's, by its descriptor: its name may lead elsewhere by now. A new job would have its output there,
+    /// so its owner is told if it is not.
+    fn enter(&self, order: &CommandRequest, stderr: &OwnedFd) {
+        match self {
+            Directory::Shims { opened, .. } => drop(fchdir(opened)),
+            // The helper is there.
+            Directory::Root => {}
+            Directory::RootForOther if order.command == "sbatch" => {
+                let shown = quote(order.directory.as_os_str().as_bytes());
+                let note = format!(
+                    "mizzen: note: sbatch: {shown} is another directory outside the container; the job starts in /\n"
+                );
+                let _ = nix::unistd::write(stderr, note.as_bytes());
+            }
+            Directory::RootForOther => {}
+        }
+    }
 }
 
 /// What is to be done about the command.

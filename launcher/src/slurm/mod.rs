@@ -24,12 +24,15 @@
 //! | `shim`    | inside, in place of a Slurm command                           |
 //! | `helper`  | outside: the helper                                           |
 //! | `command` | outside: the helper's child that looks after one real command |
+//! | `command_words`, `named_files` | inside and outside: are the files that a command names the same? |
 //! | `wire`    | what they say to each other                                   |
 //! | `caller_context` | the environment on its way out, and in again on any node |
 
 pub mod caller_context;
 mod command;
+mod command_words;
 mod helper;
+mod named_files;
 pub mod shim;
 pub(crate) mod wire;
 

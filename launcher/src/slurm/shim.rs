@@ -20,6 +20,7 @@ use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use super::named_files::{Inode, named_files};
 use super::wire::{CommandRequest, CommandResult, FROM_TERMINAL, Inherited};
 use super::{HOST_VARIABLE, caller_context};
 use crate::report::{report, report_note};
@@ -58,12 +59,17 @@ fn attempt(command: &str, arguments: Vec<OsString>) -> Result<CommandResult, Fai
     // From here on a signal is the command's, also one that comes before the command runs.
     let signals = catch_signals().map_err(|error| failed("catch signals", error))?;
     let directory = current_directory();
-    let (environment, left_out) = caller_context::leaving(command, std::env::vars_os().collect(), &directory);
+    let directory_inode = std::fs::metadata(".").ok().as_ref().map(Inode::of);
+    let variables: Vec<(OsString, OsString)> = std::env::vars_os().collect();
+    let files = named_files(command, &arguments, &variables);
+    let (environment, left_out) = caller_context::leaving(command, variables, &directory);
     for name in left_out {
         report_note(&format!("{command}: {} is too long to reach the new step", quote(name.as_bytes())));
     }
     let inherited = Inherited::of_self();
-    let order = CommandRequest { command: command.into(), arguments, directory, environment, inherited };
+    let command = command.into();
+    let order =
+        CommandRequest { command, arguments, directory, directory_inode, files, environment, inherited };
     send(&stream, &order).map_err(|error| failed("hand it to the helper outside the container", error))?;
     wait(&stream, &signals)
         .map_err(|error| failed("wait for it", error))?

@@ -13,8 +13,10 @@ use mizzen_core::Failure;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
 
+use super::named_files::{Inode, NamedFile};
+
 /// Both ends are the same program, unless it was replaced while the job ran.
-const VERSION: &[u8] = b"mizzen slurm 1";
+const VERSION: &[u8] = b"mizzen slurm 2";
 
 /// A terminal signals all processes in its foreground, so the command's children get it too.
 pub const FROM_TERMINAL: u8 = 0x80;
@@ -42,6 +44,10 @@ pub struct CommandRequest {
     pub arguments: Vec<OsString>,
     /// The working directory inside.
     pub directory: PathBuf,
+    /// What directory that is.
+    pub directory_inode: Option<Inode>,
+    /// The files that the words name.
+    pub files: Vec<NamedFile>,
     /// The environment, as it leaves the container.
     pub environment: Vec<(OsString, OsString)>,
     /// The rest of what a process inherits.
@@ -88,10 +94,13 @@ impl CommandRequest {
         put(&[VERSION]);
         put(&[self.command.as_bytes()]);
         put(&[self.directory.as_os_str().as_bytes()]);
+        put(&[Inode::encode(self.directory_inode).as_bytes()]);
         put(&[self.inherited.umask.to_string().as_bytes()]);
         put(&[limits.join(",").as_bytes()]);
         put(&[self.arguments.len().to_string().as_bytes()]);
         self.arguments.iter().for_each(|word| put(&[word.as_bytes()]));
+        put(&[self.files.len().to_string().as_bytes()]);
+        self.files.iter().for_each(|file| put(&[&file.encode()]));
         self.environment.iter().for_each(|(name, value)| put(&[name.as_bytes(), b"=", value.as_bytes()]));
         bytes
     }
@@ -105,11 +114,18 @@ impl CommandRequest {
         let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
         let command = text(strings.next()?);
         let directory = PathBuf::from(text(strings.next()?));
+        let directory_inode = Inode::decode(strings.next()?)?;
         let umask = number(strings.next()?)?;
         let limits = strings.next()?.split(|byte| *byte == b',').map(number).collect::<Option<_>>()?;
         let count: usize = number(strings.next()?)?;
         let arguments: Vec<OsString> = strings.by_ref().take(count).map(text).collect();
         if arguments.len() != count {
+            return None;
+        }
+        let count: usize = number(strings.next()?)?;
+        let files: Vec<NamedFile> =
+            strings.by_ref().take(count).map(NamedFile::decode).collect::<Option<_>>()?;
+        if files.len() != count {
             return None;
         }
         let environment = strings.map(|line| {
@@ -122,13 +138,16 @@ impl CommandRequest {
             command,
             arguments,
             directory,
+            directory_inode,
+            files,
             environment,
             inherited: Inherited { umask, limits },
         })
     }
 }
 
-fn number<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
+/// A number as text.
+pub fn number<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
     std::str::from_utf8(bytes).ok()?.parse().ok()
 }
 
@@ -190,6 +209,8 @@ mod tests {
             command: "srun".into(),
             arguments: vec!["".into(), wild.clone(), "a b".into(), "K=V".into(), "".into()],
             directory: PathBuf::from(&wild),
+            directory_inode: Inode::decode(b"1:2").unwrap(),
+            files: vec![NamedFile::decode(b"program - ./job.sh").unwrap()],
             environment: pairs(&[
                 ("A", wild.as_os_str()),
                 ("=odd", OsStr::new("")),
@@ -215,14 +236,16 @@ mod tests {
                 assert!(less.environment.len() < order().environment.len(), "{length}");
             }
         }
-        let broken: [&[u8]; 7] = [
+        let broken: [&[u8]; 9] = [
             b"",
             b"\0",
-            b"mizzen slurm 2\0srun\0/\x000\x000\x000\0",
-            b"mizzen slurm 1\0srun\0/\x000\x00x\x000\0",
-            b"mizzen slurm 1\0srun\0/\x000\x000\x0099999999999999999999\0",
-            b"mizzen slurm 1\0srun\0/\x000\x000\x0018446744073709551615\0a\0",
-            b"mizzen slurm 1\0srun\0/\x000\x000\x000\0NOVALUE\0",
+            b"mizzen slurm 1\0srun\0/\0-\x000\x000\x000\x000\0",
+            b"mizzen slurm 2\0srun\0/\0-\x000\x00x\x000\x000\0",
+            b"mizzen slurm 2\0srun\0/\0x\x000\x000\x000\x000\0",
+            b"mizzen slurm 2\0srun\0/\0-\x000\x000\x0099999999999999999999\0",
+            b"mizzen slurm 2\0srun\0/\0-\x000\x000\x0018446744073709551615\0a\0",
+            b"mizzen slurm 2\0srun\0/\0-\x000\x000\x000\x001\0",
+            b"mizzen slurm 2\0srun\0/\0-\x000\x000\x000\x000\0NOVALUE\0",
         ];
         for bytes in broken {
             assert_eq!(CommandRequest::decode(bytes), None, "{}", bytes.escape_ascii());

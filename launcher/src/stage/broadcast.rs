@@ -383,7 +383,7 @@ impl Delivery {
     ) -> Result<Option<(File, Digest)>, String> {
         let identity = &source.identity;
         let digest = Digest::parse(&self.digest).ok_or("its digest is none")?;
-        let Some(arrived) = cache.take(&directory.join(&self.file), identity.size).map_err(describe)? else {
+        let Some(arrived) = cache.take(directory, &self.file, identity.size).map_err(describe)? else {
             return Ok(None);
         };
         let mut progress = progress(source.path, "verifying what srun has sent", identity.size);

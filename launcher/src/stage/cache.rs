@@ -32,6 +32,7 @@ use rustix::io::Errno;
 use super::own_directory;
 use super::source::{FileIdentity, Manifest};
 use crate::image::shown;
+use crate::mountinfo::open_on_same_mount;
 use crate::sys;
 use crate::trace::OrDebug;
 use tracing::debug;
@@ -249,14 +250,19 @@ impl Cache {
 
     /// Takes a file that somebody has put beside the user's directory, as the beginning of a copy. None if it is not there,
     /// or not of this size.
-    pub fn take(&self, path: &Path, size: u64) -> Result<Option<Unfinished>, Errno> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = match openat(CWD, path, flags, Mode::empty()) {
-            Ok(file) => File::from(file),
-            Err(Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(errno),
+    pub fn take(&self, directory: &Path, name: &str, size: u64) -> Result<Option<Unfinished>, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let all = openat(CWD, directory, flags, Mode::empty())?;
+        // Others can make names there, and mount on them: nothing is asked of what is not the user's file.
+        let found = match open_on_same_mount(all.as_fd(), name.as_ref()) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
         };
-        let stat = fstat(&file)?;
+        let stat = fstat(&found)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+            return Err(Errno::LOOP);
+        }
         let usable = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
             && stat.st_uid == geteuid().as_raw()
             && stat.st_nlink == 1
@@ -264,13 +270,15 @@ impl Cache {
         if !usable {
             return Ok(None);
         }
+        let opened = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let file = File::from(openat(CWD, &*opened, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
-        let name = format!("{TEMPORARY}{}-{now}", std::process::id());
+        let temporary = format!("{TEMPORARY}{}-{now}", std::process::id());
         // Whoever makes room leaves it alone as long as we live.
         let _ = flock(&file, FlockOperation::NonBlockingLockShared);
         let dir = self.dir.try_clone().map_err(|_| Errno::MFILE)?;
-        renameat(CWD, path, &self.dir, name.as_str())?;
-        Ok(Some(Unfinished { file, name: Some((name, dir)) }))
+        renameat(&all, name, &self.dir, temporary.as_str())?;
+        Ok(Some(Unfinished { file, name: Some((temporary, dir)) }))
     }
 
     /// Gives a complete file its name, when all of it is on disk. A good copy that is there already stays.

@@ -1,0 +1,208 @@
+//! Which words of a Slurm command may name files that the command reads. Runs inside, in the shim.
+//!
+//! What follows the program of a step means nothing to srun, so where its options end has to be known: `srun -l cat
+//! /etc/passwd` reads no file. For that it is enough to know which options have no word after them. One that is missing here makes
+//! the next word the value of an option, and values are looked at too.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use mizzen_core::settings::Argument;
+use mizzen_core::slurm_options::{self, OptionSpec};
+
+/// The options of srun, sbatch and salloc, in any release, that leave the next word alone.
+pub const FLAGS: &str = "async bcast bell compress consolidate-segments contiguous debugger-test disable-status exact \
+    exclusive external get-user-env help hold ignore-pbs immediate interactive kill-command kill-on-bad-exit label \
+    multi-prog nice no-allocate no-bell no-kill no-requeue no-shell oom-kill-step overcommit overlap oversubscribe \
+    parsable preserve-env propagate pty quiet quit-on-interrupt reboot requeue resv-ports send-libs share spread-job \
+    spread-segments stepmgr test-only unbuffered usage use-min-nodes verbose version wait-for-children whole x11";
+
+/// Their letters.
+pub const LETTERS: &str = "EHIKOQVXZhklsuv";
+/// After these letters the rest of the word is a value, if there is one.
+const OPTIONAL: &str = "IKk";
+
+/// A word that may name a file, and what the command has to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileWord<'a> {
+    /// What sbatch submits, salloc starts or srun sends to the nodes.
+    Program(&'a OsStr),
+    /// Some other word.
+    Value(&'a OsStr),
+}
+
+/// The words that may name files which the command reads; srun reads its program if it broadcasts it.
+pub fn file_words<'a>(command: &str, arguments: &'a [OsString], broadcasts: bool) -> Vec<FileWord<'a>> {
+    let mut words = Words { command, found: Vec::new(), reads_program: command != "srun" || broadcasts };
+    if !["srun", "sbatch", "salloc"].contains(&command) {
+        arguments.iter().for_each(|word| words.value(word));
+        return words.found;
+    }
+    let mut programs = Vec::new();
+    // The components of a heterogeneous job, each with options of its own; srun's also with a program.
+    for component in arguments.split(|word| word == ":") {
+        programs.extend(words.options(component));
+        if command != "srun" && !programs.is_empty() {
+            break;
+        }
+    }
+    if words.reads_program {
+        words.found.extend(programs.into_iter().map(FileWord::Program));
+    }
+    words.found
+}
+
+/// What follows an option.
+enum NextWord {
+    /// Its value.
+    Value,
+    /// Its value, which is a command and names no file.
+    Command,
+    /// Something else.
+    Other,
+}
+
+struct Words<'a, 'c> {
+    command: &'c str,
+    found: Vec<FileWord<'a>>,
+    reads_program: bool,
+}
+
+impl<'a> Words<'a, '_> {
+    /// Goes through the options, and gives back the word after them.
+    fn options(&mut self, arguments: &'a [OsString]) -> Option<&'a OsStr> {
+        let mut words = arguments.iter().map(OsString::as_os_str);
+        while let Some(word) = words.next() {
+            let next = match word.as_bytes() {
+                b"--" => return words.next(),
+                [b'-', b'-', long @ ..] => self.long(long),
+                [b'-', _, ..] => self.letters(word),
+                _ => return Some(word),
+            };
+            match next {
+                NextWord::Other => {}
+                NextWord::Command => drop(words.next()),
+                NextWord::Value => words.next().into_iter().for_each(|value| self.value(value)),
+            }
+        }
+        None
+    }
+
+    fn long(&mut self, option: &'a [u8]) -> NextWord {
+        let (name, value) = match option.iter().position(|byte| *byte == b'=') {
+            Some(equals) => (&option[..equals], Some(&option[equals + 1..])),
+            None => (option, None),
+        };
+        // Slurm takes any beginning of a name.
+        let means = |full: &str| full.as_bytes().starts_with(name);
+        if self.command == "srun" && ["bcast", "multi-prog"].into_iter().any(means) {
+            self.reads_program = true;
+        }
+        // A command of the new job, and no file of this one.
+        let is_command = name.len() > 1 && means("wrap");
+        match value {
+            Some(_) if is_command => NextWord::Other,
+            Some(value) => {
+                self.file(OsStr::from_bytes(value));
+                NextWord::Other
+            }
+            None if is_command => NextWord::Command,
+            None if self.is_flag(name) => NextWord::Other,
+            None => NextWord::Value,
+        }
+    }
+
+    fn is_flag(&self, name: &[u8]) -> bool {
+        let begins = |full: &str| full.as_bytes().starts_with(name);
+        match name {
+            b"wait" => self.command == "sbatch",
+            b"container" => false,
+            _ => {
+                let own = |option: &OptionSpec| {
+                    !matches!(option.argument, Argument::Required(_)) && begins(&option.name)
+                };
+                FLAGS.split_whitespace().any(begins) || slurm_options::all().iter().any(own)
+            }
+        }
+    }
+
+    fn letters(&mut self, word: &'a OsStr) -> NextWord {
+        let bytes = word.as_bytes();
+        for (index, letter) in bytes.iter().enumerate().skip(1) {
+            let letter = char::from(*letter);
+            let is_flag = LETTERS.contains(letter) || (letter == 'W' && self.command == "sbatch");
+            let rest = &bytes[index + 1..];
+            if is_flag && (rest.is_empty() || !OPTIONAL.contains(letter)) {
+                continue;
+            }
+            self.file(OsStr::from_bytes(rest));
+            return if rest.is_empty() { NextWord::Value } else { NextWord::Other };
+        }
+        NextWord::Other
+    }
+
+    /// A word, and what follows an equals sign in it.
+    fn value(&mut self, word: &'a OsStr) {
+        self.file(word);
+        if let Some(equals) = word.as_bytes().iter().position(|byte| *byte == b'=') {
+            self.file(OsStr::from_bytes(&word.as_bytes()[equals + 1..]));
+        }
+    }
+
+    fn file(&mut self, name: &'a OsStr) {
+        self.found.push(FileWord::Value(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words as text, with `!` before a program.
+    fn words(line: &str) -> String {
+        let mut words = line.split(' ').map(OsString::from);
+        let command = words.next().unwrap().into_string().unwrap();
+        let arguments: Vec<OsString> = words.collect();
+        let shown = file_words(&command, &arguments, false).into_iter().filter_map(|word| match word {
+            FileWord::Program(name) => Some(format!("!{}", name.display())),
+            FileWord::Value(name) => (!name.is_empty()).then(|| name.display().to_string()),
+        });
+        shown.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn what_a_command_reads_is_found() {
+        for (line, expected) in [
+            ("sbatch job.sh /etc/passwd", "!job.sh"),
+            ("sbatch -p debug -n2 --hold -HQ ./job.sh -n 3 x", "debug 2 !./job.sh"),
+            ("sbatch --export-file=/e --input /i -o/o -- job.sh x", "/e /i /o !job.sh"),
+            ("sbatch --wait -W job.sh", "!job.sh"),
+            ("sbatch --wrap /bin/true", ""),
+            ("sbatch --wrap=/bin/true -n 2", "2"),
+            ("sbatch -n1 : -n2 --exclusive job.sh : x", "1 2 !job.sh"),
+            (
+                "sbatch --container tf.sqsh --container-remap-root --no-container-mount-home job.sh",
+                "tf.sqsh !job.sh",
+            ),
+            ("sbatch --container-writable job.sh", "!job.sh"),
+            ("sbatch -k2 -kH job.sh", "2 H !job.sh"),
+            ("salloc -n 2 /bin/prog /x", "2 !/bin/prog"),
+            ("srun -l cat /etc/passwd", ""),
+            ("srun -n 2 -lu --label /bin/cat /etc/passwd", "2"),
+            ("srun --wait 10 /bin/cat /x", "10"),
+            ("srun --bcast=/tmp/x -n 2 ./prog /y", "/tmp/x 2 !./prog"),
+            ("srun --multi file /y", "!file"),
+            ("srun -n1 ./a /x : --bcast ./b /y", "1 !./a !./b"),
+            ("srun -i /in prog", "/in"),
+            // Of no release: the next word may be anything.
+            ("srun --new-option /bin/cat /etc/passwd", "/bin/cat"),
+            ("sbcast -f ./file /tmp/file", "-f ./file /tmp/file"),
+            ("scrontab tab", "tab"),
+            ("strigger --program=/p", "--program=/p /p"),
+            ("sbatch", ""),
+            ("sbatch -", "!-"),
+        ] {
+            assert_eq!(words(line), expected, "{line}");
+        }
+    }
+}

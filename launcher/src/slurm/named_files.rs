@@ -1,0 +1,240 @@
+//! The files that a command names. Its caller is inside and sees one file under a name, the command is outside and may
+//! find another there, which anybody may have put in a directory like /scratch.
+//!
+//! So the shim, inside, says which files it has under the names, and the helper's child, outside, refuses the command where it
+//! has others. It would be of no use to give the command the file itself: a script has a name in Slurm's records, and a program
+//! that is sent to the nodes has it there.
+
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use mizzen_core::Failure;
+use mizzen_core::failure::quote;
+use mizzen_core::trusted_file::check_only_users;
+use nix::unistd::geteuid;
+
+use super::command_words::{FileWord, file_words};
+use super::wire::number;
+
+/// Variables that name files which srun, sbatch and salloc read, or have read by the node.
+const VARIABLES: [&str; 5] =
+    ["SLURM_PROLOG", "SLURM_EPILOG", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_HOSTFILE"];
+/// Has srun send its program to the nodes, as the option does.
+const BCAST: &str = "SLURM_BCAST";
+
+/// A file or directory, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inode {
+    device: u64,
+    number: u64,
+}
+
+impl Inode {
+    /// The file of which this is known.
+    pub fn of(found: &Metadata) -> Inode {
+        Inode { device: found.dev(), number: found.ino() }
+    }
+
+    /// As text for the wire.
+    pub fn encode(inode: Option<Inode>) -> String {
+        inode.map_or_else(|| "-".to_owned(), |inode| format!("{}:{}", inode.device, inode.number))
+    }
+
+    /// From that text; None if it is none.
+    pub fn decode(text: &[u8]) -> Option<Option<Inode>> {
+        if text == b"-" {
+            return Some(None);
+        }
+        let colon = text.iter().position(|byte| *byte == b':')?;
+        Some(Some(Inode { device: number(&text[..colon])?, number: number(&text[colon + 1..])? }))
+    }
+}
+
+/// What a command has to do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It is what the command is about, as the caller sees it.
+    Program,
+    /// The command starts it outside.
+    HostProgram,
+    /// Some other word.
+    Value,
+}
+
+/// The roles' names on the wire.
+const ROLES: [(Role, &str); 3] =
+    [(Role::Program, "program"), (Role::HostProgram, "command"), (Role::Value, "value")];
+
+/// A file that a command names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedFile {
+    /// As the caller has written it.
+    pub name: OsString,
+    /// What it is to the command.
+    pub role: Role,
+    /// What the caller has under that name.
+    pub inside: Option<Inode>,
+}
+
+impl NamedFile {
+    /// As bytes for the wire.
+    pub fn encode(&self) -> Vec<u8> {
+        let role = ROLES.iter().find(|(role, _)| *role == self.role).map_or("", |(_, name)| name);
+        let head = format!("{role} {} ", Inode::encode(self.inside));
+        [head.as_bytes(), self.name.as_bytes()].concat()
+    }
+
+    /// From those bytes; None if they are none.
+    pub fn decode(bytes: &[u8]) -> Option<NamedFile> {
+        let mut parts = bytes.splitn(3, |byte| *byte == b' ');
+        let role = parts.next()?;
+        let (role, _) = ROLES.iter().find(|(_, name)| name.as_bytes() == role)?;
+        let inside = Inode::decode(parts.next()?)?;
+        Some(NamedFile { name: OsString::from_vec(parts.next()?.to_vec()), role: *role, inside })
+    }
+}
+
+/// The files that a command names which is called now (runs inside).
+pub fn named_files(
+    command: &str,
+    arguments: &[OsString],
+    environment: &[(OsString, OsString)],
+) -> Vec<NamedFile> {
+    let value_of = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+    let mut words = file_words(command, arguments, value_of(BCAST).is_some());
+    words.extend(VARIABLES.into_iter().filter_map(value_of).map(|value| FileWord::Value(value)));
+    let program = if command == "salloc" { Role::HostProgram } else { Role::Program };
+    words.into_iter().filter_map(|word| named_file(word, program)).collect()
+}
+
+/// None if there is nothing to compare. A name without a slash is looked up in the working directory, which the two sides have
+/// in common or the command is in another, and by sbatch and salloc in PATH as it is outside.
+fn named_file(word: FileWord, program: Role) -> Option<NamedFile> {
+    let (name, role) = match word {
+        FileWord::Program(name) => (name, program),
+        FileWord::Value(name) => (name, Role::Value),
+    };
+    let is_program = role != Role::Value;
+    let has_slash = name.as_bytes().contains(&b'/');
+    // Those are the command's own, and the same: it has the caller's standard streams.
+    let is_stream = name == "/dev/stdin" || name.as_bytes().starts_with(b"/dev/fd/");
+    if is_stream || !(is_program || has_slash) {
+        return None;
+    }
+    let found = fs::metadata(name).ok().filter(|found| found.is_file() || (is_program && !found.is_dir()));
+    let counts = found.is_some() || (is_program && has_slash);
+    let inside = found.as_ref().map(Inode::of);
+    counts.then(|| NamedFile { name: name.to_owned(), role, inside })
+}
+
+/// Refuses a command that would read other files than its caller sees; `directory` is the command's (runs outside).
+pub fn check(files: &[NamedFile], directory: &Path) -> Result<(), Failure> {
+    files.iter().try_for_each(|file| file.check(directory))
+}
+
+impl NamedFile {
+    fn check(&self, directory: &Path) -> Result<(), Failure> {
+        let path = directory.join(&self.name);
+        let shown = quote(self.name.as_bytes());
+        let outside = fs::metadata(&path).ok();
+        match (self.inside, outside, self.role) {
+            (Some(inside), Some(outside), _) if inside == Inode::of(&outside) => {
+                match foreign_link(&path, outside.uid()) {
+                    Some(link) => {
+                        Err(refusal(format!("{shown} is found by another user's link outside: {link}")))
+                    }
+                    None => Ok(()),
+                }
+            }
+            (Some(_), Some(_), Role::Program | Role::Value) => Err(refusal(format!(
+                "{shown} is another file outside the container, where this command runs"
+            ))),
+            (Some(_), None, Role::Program) => {
+                Err(refusal(format!("{shown} is in the container only, and this command runs outside")))
+            }
+            // Nothing that the caller sees, but nobody else's to make either.
+            (_, Some(_), Role::HostProgram) | (None, Some(_), Role::Program) => {
+                check_only_users(&path, geteuid().as_raw()).map_err(|failure| {
+                    refusal(format!("{shown} is taken from outside the container, and {}", failure.message))
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn refusal(why: String) -> Failure {
+    Failure::new(why).hint(
+        "mount its directory at the same place (--container-mounts), or give sbatch the script as its standard input",
+    )
+}
+
+/// A link on the way to a file that belongs neither to the user nor to root nor to the file's owner: it may lead elsewhere as
+/// soon as it has been looked at.
+fn foreign_link(path: &Path, owner: u32) -> Option<String> {
+    let trusted = [0, geteuid().as_raw(), owner];
+    let is_foreign = |part: &&Path| {
+        fs::symlink_metadata(part).is_ok_and(|found| found.is_symlink() && !trusted.contains(&found.uid()))
+    };
+    path.ancestors().find(is_foreign).map(|link| quote(link.as_os_str().as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_file_comes_back() {
+        let name = OsString::from_vec((1..=255).collect());
+        for inside in [None, Some(Inode { device: 1, number: u64::MAX })] {
+            for (role, _) in ROLES {
+                let file = NamedFile { name: name.clone(), role, inside };
+                assert_eq!(NamedFile::decode(&file.encode()), Some(file));
+            }
+        }
+        for bytes in ["", "program", "program -", "other - x", "value 1 x", "value 1: x", "value a:1 x"] {
+            assert_eq!(NamedFile::decode(bytes.as_bytes()), None, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn only_the_callers_own_file_will_do() {
+        let top = std::env::temp_dir().join(format!("mizzen-named-{}", std::process::id()));
+        fs::create_dir(&top).unwrap();
+        let [one, other] = ["one", "other"].map(|name| top.join(name));
+        [&one, &other].into_iter().for_each(|path| fs::write(path, "").unwrap());
+        let inode = |path: &Path| Some(Inode::of(&fs::metadata(path).unwrap()));
+        let check = |name: &str, role: Role, inside: Option<Inode>| {
+            let file = NamedFile { name: name.into(), role, inside };
+            check(&[file], &top).map_err(|failure| failure.message)
+        };
+        for role in [Role::Value, Role::Program] {
+            assert_eq!(check("one", role, inode(&one)), Ok(()));
+            let expected = "one is another file outside the container, where this command runs".to_owned();
+            assert_eq!(check("one", role, inode(&other)), Err(expected));
+        }
+        assert_eq!(check("missing", Role::Value, inode(&one)), Ok(()));
+        let expected = "missing is in the container only, and this command runs outside".to_owned();
+        assert_eq!(check("missing", Role::Program, inode(&one)), Err(expected));
+        assert_eq!(check("missing", Role::Program, None), Ok(()));
+        fs::remove_dir_all(&top).unwrap();
+    }
+
+    #[test]
+    fn names_are_looked_up_as_the_command_would() {
+        let names = |command: &str, words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let found = named_files(command, &words, &[("SLURM_PROLOG".into(), "/etc/passwd".into())]);
+            let shown = |file: NamedFile| format!("{} {}", file.name.display(), file.inside.is_some());
+            found.into_iter().map(shown).collect::<Vec<_>>().join(", ")
+        };
+        assert_eq!(names("sbatch", &["/no/such"]), "/no/such false, /etc/passwd true");
+        assert_eq!(names("sbatch", &["no-such-file"]), "/etc/passwd true");
+        assert_eq!(names("sbatch", &["/dev/stdin"]), "/etc/passwd true");
+        assert_eq!(names("srun", &["-i", "/etc/group", "/bin/sh"]), "/etc/group true, /etc/passwd true");
+        assert_eq!(names("srun", &["-o", "/dev/null", "--chdir=/etc", "-J", "x"]), "/etc/passwd true");
+    }
+}
