@@ -60,9 +60,10 @@ install:
 	install -d $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d
 	sed 's|@PREFIX@|$(PREFIX)|' conf/plugstack.conf.d/mizzen.conf \
 	  > $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
-	install -d $(SHARE)/man/man1 $(SHARE)/man/man7 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
+	install -d $(addprefix $(SHARE)/man/,man1 man5 man7) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	  $(SHARE)/fish/vendor_completions.d
 	$(FROM)/mizzen man $(SHARE)/man/man1
+	mv $(SHARE)/man/man1/*.5 $(SHARE)/man/man5
 	mv $(SHARE)/man/man1/*.7 $(SHARE)/man/man7
 	$(FROM)/mizzen completions bash > $(SHARE)/bash-completion/completions/mizzen
 	$(FROM)/mizzen completions zsh > $(SHARE)/zsh/site-functions/_mizzen
@@ -103,7 +104,7 @@ stage-inject: $(TOOLS)/ready
 
 # Debian packages for the build and for the virtual cluster.
 PACKAGES := gcc g++ libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev \
-  squashfs-tools busybox-static binutils umoci skopeo docker-registry openssl strace
+  squashfs-tools busybox-static binutils umoci skopeo docker-registry openssl strace groff-base
 
 deps:
 	@missing=$$(for package in $(PACKAGES); do \
