@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
 .PHONY: help build portable install stage stage-inject deps root demo cluster test test-long releases bench fuzz fuzzers \
-  lint msrv bindings clean
+  lint msrv bindings docs docs-test clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -34,6 +34,8 @@ help:
 	@echo 'make build      target/release/mizzen, mizzen-import and libspank_mizzen.so'
 	@echo 'make portable   the same for every distribution with glibc $(GLIBC) or newer: target/portable/'
 	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM)'
+	@echo 'make docs       the documents as a book: target/book/index.html'
+	@echo 'make docs-test  the book in a browser: nothing overflows, nothing is missing'
 	@echo 'make lint       formatting and clippy'
 	@echo 'make msrv       does Rust $(MSRV) build it?'
 
@@ -64,9 +66,10 @@ install:
 	install -d $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d
 	sed 's|@PREFIX@|$(PREFIX)|' conf/plugstack.conf.d/mizzen.conf \
 	  > $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
-	install -d $(SHARE)/man/man1 $(SHARE)/man/man7 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
+	install -d $(addprefix $(SHARE)/man/,man1 man5 man7) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	  $(SHARE)/fish/vendor_completions.d
 	$(FROM)/mizzen man $(SHARE)/man/man1
+	mv $(SHARE)/man/man1/*.5 $(SHARE)/man/man5
 	mv $(SHARE)/man/man1/*.7 $(SHARE)/man/man7
 	$(FROM)/mizzen completions bash > $(SHARE)/bash-completion/completions/mizzen
 	$(FROM)/mizzen completions zsh > $(SHARE)/zsh/site-functions/_mizzen
@@ -107,7 +110,7 @@ stage-inject: $(TOOLS)/ready
 
 # Debian packages for the build and for the virtual cluster.
 PACKAGES := gcc g++ libc6-dev python3 python3-venv mmdebstrap debian-archive-keyring iproute2 libclang-dev \
-  squashfs-tools busybox-static binutils umoci skopeo docker-registry openssl strace
+  squashfs-tools busybox-static binutils umoci skopeo docker-registry openssl strace groff-base
 
 deps:
 	@missing=$$(for package in $(PACKAGES); do \
@@ -162,6 +165,20 @@ fuzzers: deps
 
 fuzz: fuzzers
 	$(CARGO) run -q -p mizzen-fuzz -- target/fuzz/$(HOST)/fuzz/parsers $(SECONDS) $(TARGET)
+
+# The book. Its tool takes minutes to build, and no network afterwards.
+MDBOOK := 0.5.4
+docs: $(TOOLS)/bin/mdbook
+	$< build docs
+
+# Not a part of `test`: on a new machine it builds mdBook and fetches a browser, which takes minutes.
+docs-test: PACKAGES := chromium-headless-shell fonts-dejavu-core
+docs-test: deps docs
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster browse
+
+$(TOOLS)/bin/mdbook:
+	$(CARGO) install -q --locked --root $(TOOLS) --version $(MDBOOK) --no-default-features --features search mdbook
 
 lint:
 	$(CARGO) fmt --all --check

@@ -39,9 +39,9 @@ pub struct Cli {
 pub enum Command {
     /// Run a program in a container
     ///
-    /// The image is a squashfs or SIF file or a directory. Without a program the image's own command is run, or a
-    /// shell. The exit code is the program's; 125 if there is no container, 126 if the program cannot be executed,
-    /// 127 if it is not found.
+    /// The image is a squashfs or SIF file, a directory, or one in a registry: docker://NAME. Without a program the
+    /// image's own command is run, or a shell. The exit code is the program's; 125 if there is no container, 126 if the
+    /// program cannot be executed, 127 if it is not found.
     #[command(after_help = EXAMPLES)]
     Run(ContainerArgs),
     /// Show what `run` would do: mounts, environment and identity, each with its reason
@@ -134,7 +134,7 @@ pub enum Command {
     },
     /// Write the man pages into a directory
     Man {
-        /// Where mizzen.1, the pages of the commands and mizzen-slurm.7 go
+        /// Where mizzen.1, the pages of the commands, mizzen.toml.5 and mizzen-slurm.7 go
         directory: PathBuf,
     },
 }

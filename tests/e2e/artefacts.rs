@@ -120,10 +120,33 @@ fn the_installed_plugstack_line_names_the_installed_plugin() {
         "usr/lib/mizzen/mizzen-import",
         "usr/share/man/man1/mizzen-run.1",
         "usr/share/man/man1/mizzen-images-prune.1",
+        "usr/share/man/man5/mizzen.toml.5",
+        "usr/share/man/man7/mizzen-slurm.7",
         "usr/share/bash-completion/completions/mizzen",
     ] {
         assert!(fs::metadata(staged(file)).unwrap().len() > 0, "{file}");
     }
+}
+
+#[test]
+fn groff_renders_every_man_page_without_a_warning() {
+    let mut pages = 0;
+    for section in ["man1", "man5", "man7"] {
+        for page in fs::read_dir(staged("usr/share/man").join(section)).unwrap() {
+            let page = page.unwrap().path();
+            let mut groff = Command::new("groff");
+            let output =
+                groff.args(["-ww", "-man", "-Kutf8", "-Tutf8", "-P-cbou"]).arg(&page).output().unwrap();
+            assert!(output.status.success() && output.stderr.is_empty(), "{}: {output:?}", page.display());
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(text.contains("NAME\n") && text.contains("SEE ALSO\n"), "{}: {text}", page.display());
+            // A digest in an example is longer than a line.
+            let mut wide = text.lines().filter(|line| line.chars().count() > 80 && !line.contains("sha256:"));
+            assert_eq!(wide.next(), None, "{}", page.display());
+            pages += 1;
+        }
+    }
+    assert!(pages > 20, "{pages} pages");
 }
 
 #[test]

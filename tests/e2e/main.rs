@@ -16,6 +16,7 @@ mod cluster;
 mod commands;
 mod container;
 mod dependencies;
+mod documents;
 mod essentials;
 mod fabric;
 mod failing;

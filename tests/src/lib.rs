@@ -16,14 +16,18 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod browser;
 pub mod cgroup;
 pub mod check;
 pub mod cluster;
 pub mod copies;
+pub mod documents;
 pub mod images;
 pub mod init;
 pub mod jobs;
 pub mod machine;
+pub mod messages;
+pub mod record;
 pub mod registry;
 pub mod release;
 pub mod site;
@@ -37,6 +41,11 @@ pub use spec::{SharedFs, Spec, User};
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// Where the sources are.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
 
 /// The repository's `target/` directory, where everything generated is kept.
 pub fn target_dir() -> PathBuf {

@@ -8,12 +8,17 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::release::hpc_rootfs;
-use mizzen_tests::{Cluster, Release, User, bench, init, machine, supervise};
+use mizzen_tests::{
+    Cluster, Release, User, bench, browser, init, machine, messages, record, repository, supervise,
+};
 
 const USAGE: &str = "\
 usage: vcluster releases                 make the root file systems: all Slurm releases, and one with MPICH and rdma-core
        vcluster demo                     what mizzen does, on a two-node cluster
        vcluster bench [slurm|staging|import|mpi]  mizzen beside its peers; or only steps, copies, imports, or messages between ranks
+       vcluster browse                   target/book, in a headless browser
+       vcluster messages                 docs/messages.md, from the sources
+       vcluster record                   docs/run.svg, the picture of a session
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
 
@@ -32,6 +37,10 @@ fn main() -> ExitCode {
         ["bench", "staging"] => bench::run_staging(25),
         ["bench", "import"] => bench::run_import(25),
         ["bench", "mpi"] => bench::run_mpi(25),
+        ["browse"] => browser::browse(),
+        ["messages"] => messages::page(&repository())
+            .and_then(|page| Ok(std::fs::write(repository().join("docs/messages.md"), page)?)),
+        ["record"] => record::record(),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),
         ["role-init", supervisor] => supervisor.parse().map_err(Into::into).and_then(init::run),

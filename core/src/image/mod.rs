@@ -1,6 +1,7 @@
 //! Opens an image and says what form it has, by its content and never by its name: enough for the client to refuse what
 //! is no image before a job waits in the queue. Runs as the user.
 
+mod directory;
 mod magic;
 
 use std::fs::{self, File, FileType, Metadata, OpenOptions};
@@ -20,7 +21,7 @@ pub enum ImageFormat {
     Squashfs,
     /// A SIF file.
     Sif,
-    /// A directory.
+    /// A directory that may well be the root of a system.
     Directory,
 }
 
@@ -59,7 +60,12 @@ pub fn probe(path: &Path, file: File) -> Result<ProbedImage, Failure> {
     let metadata = file.metadata().map_err(|error| cannot_open(path, error))?;
     refuse_special(path, &metadata)?;
     let size = metadata.len();
-    let form = if metadata.is_dir() { ImageFormat::Directory } else { form_of_file(path, &file, size)? };
+    let form = if metadata.is_dir() {
+        directory::check(path, &file)?;
+        ImageFormat::Directory
+    } else {
+        form_of_file(path, &file, size)?
+    };
     Ok(ProbedImage { file, form, size })
 }
 

@@ -25,7 +25,7 @@ Examples:
   mizzen import -o tf.sqsh docker://tensorflow/tensorflow    into a file
   mizzen import nvcr.io#nvidia/pytorch:24.01-py3             after `mizzen login nvcr.io`
   ssh laptop docker save mine | mizzen import -o mine.sqsh -
-  srun --container=docker://ubuntu:24.04 cat /etc/os-release imports it first, if it is not in the store";
+  srun --container=docker://ubuntu:24.04 cat /etc/os-release  imports it first, if it is not in the store";
 
 pub(super) const EXPORT_EXAMPLES: &str = "\
 Examples:
@@ -35,10 +35,10 @@ Examples:
 
 pub(super) const IMAGES_EXAMPLES: &str = "\
 Examples:
-  mizzen images                              what there is
-  mizzen images update                       import again what has changed in its registry
-  mizzen images remove docker://ubuntu:24.04 by reference, digest or file name
-  mizzen images prune --older-than 90d       what was not used for so long";
+  mizzen images                               what there is
+  mizzen images update                        import again what has changed in its registry
+  mizzen images remove docker://ubuntu:24.04  by reference, digest or file name
+  mizzen images prune --older-than 90d        what was not used for so long";
 
 pub(super) const LOGIN_EXAMPLES: &str = "\
 Examples:

@@ -100,7 +100,7 @@ fn directories_must_look_like_a_root() {
     place.directory("layout/blobs");
     let layout = place.path().join("layout");
     assert_eq!(message(&layout), "not an image (an OCI image layout, still in layers)");
-    assert!(hint(&layout).contains("umoci unpack"));
+    assert!(hint(&layout).starts_with("make an image of it: mizzen import oci:"));
     place.directory("bundle/rootfs/bin");
     assert!(hint(&place.path().join("bundle")).ends_with("bundle/rootfs"));
 }

@@ -1,0 +1,212 @@
+//! The documents are true: their links lead somewhere, the list of messages is that of the sources, and every command in
+//! them runs on a cluster and prints what they say. CONTRIBUTING.md ("Documents") explains the words behind the fences.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use mizzen_tests::documents::{Block, Page, matches};
+use mizzen_tests::images::{ImageTree, mpi, mpi_rootfs};
+use mizzen_tests::registry::{ClusterRegistry, Layout, LocalRegistry};
+use mizzen_tests::{Cluster, Spec, User, messages, repository, run_tool};
+
+/// Why a command may stay untried: what it needs that no cluster of ours has.
+const REASONS: [&str; 5] = ["docker", "gpu", "internet", "jupyter", "sources"];
+
+/// Docker Hub, and what the pages take from it, are on the login node.
+const TOML: &str = "[registries.\"docker.io\"]\nmirrors = [\"http://ctl:5000\"]\n";
+
+#[test]
+fn every_link_leads_somewhere() {
+    let pages = Page::all().unwrap();
+    for page in &pages {
+        for (line, link) in page.links().unwrap() {
+            if link.starts_with("https://") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = match file {
+                "" => page.path.clone(),
+                file => page.path.parent().unwrap_or(Path::new("")).join(file),
+            };
+            let place = format!("{}:{line}: {link}", page.path.display());
+            assert!(repository().join(&target).exists(), "{place}");
+            // Pages that include another one have its headings.
+            let included = [("docs/security.md", "SECURITY.md"), ("docs/contributing.md", "CONTRIBUTING.md")];
+            let source = included.iter().find(|(page, _)| Path::new(page) == target);
+            let source = source.map_or(target.clone(), |(_, source)| source.into());
+            let found = anchor.is_empty() || Page::read(source).unwrap().anchors().unwrap().contains(anchor);
+            assert!(found, "{place}");
+        }
+    }
+}
+
+#[test]
+fn the_book_has_every_page() {
+    let summary = Page::read("docs/SUMMARY.md").unwrap();
+    let listed: BTreeSet<String> = summary.links().unwrap().into_iter().map(|(_, link)| link).collect();
+    let names = Page::all().unwrap().into_iter().filter_map(|page| {
+        let name = page.path.strip_prefix("docs").ok()?.to_str()?.to_owned();
+        (name != "SUMMARY.md").then_some(name)
+    });
+    assert_eq!(listed, names.collect::<BTreeSet<String>>());
+}
+
+#[test]
+fn the_list_of_messages_is_that_of_the_sources() {
+    let made = messages::page(&repository()).unwrap();
+    let page = Page::read("docs/messages.md").unwrap();
+    let stale: Vec<&str> = page.text.lines().filter(|line| !made.contains(line)).collect();
+    let missing: Vec<&str> = made.lines().filter(|line| !page.text.contains(line)).collect();
+    assert!(
+        made == page.text,
+        "docs/messages.md is made by `cargo run -p mizzen-tests -- messages`; it lacks {missing:#?} and has {stale:#?}"
+    );
+}
+
+#[test]
+fn every_block_says_what_it_is() {
+    for page in Page::all().unwrap() {
+        let path = page.path.display();
+        for block in page.blocks().unwrap() {
+            let place = format!("{path}:{}: {:?}", block.line, block.words);
+            let known = ["sh", "output", "text", "toml", "python", "bash", "dockerfile", "ini"];
+            assert!(known.contains(&block.language()), "{place}");
+            if block.has("not-run") {
+                assert!(REASONS.iter().any(|reason| block.has(reason)), "{place}: not run, and why?");
+            }
+            if block.has("sources") {
+                assert_makes(&block, &place);
+            }
+        }
+        // An indented block cannot say what it is. In a list it is the item's text.
+        let mut lines = page.text.lines().filter(|line| !line.is_empty());
+        let mut fenced = false;
+        let mut in_list = false;
+        let stray = lines.find(|line| {
+            fenced ^= line.trim_start().starts_with("```");
+            if !line.starts_with(' ') {
+                in_list = line.starts_with("- ") || line.starts_with(|c: char| c.is_ascii_digit());
+            }
+            line.starts_with("    ") && !fenced && !in_list
+        });
+        assert_eq!(stray, None, "{path}");
+    }
+}
+
+/// What is called from the sources are targets of the Makefile.
+fn assert_makes(block: &Block, place: &str) {
+    let makefile = fs::read_to_string(repository().join("Makefile")).unwrap();
+    for line in block.text.lines().filter_map(|line| line.strip_prefix("make ")) {
+        let target = line.split_whitespace().next().unwrap_or_default();
+        assert!(makefile.contains(&format!("\n{target}:")), "{place}: make {target}");
+    }
+}
+
+/// Pages whose commands are run, each on a cluster of its own.
+macro_rules! run_pages {
+    ($($name:ident $path:literal;)*) => {
+        const RUN: &[&str] = &[$($path),*];
+        $(#[test] fn $name() { run_page($path); })*
+    };
+}
+
+run_pages! {
+    admins "docs/admins.md";
+    coming_from "docs/coming-from.md";
+    faq "docs/faq.md";
+    gpu_and_fabric "docs/gpu-and-fabric.md";
+    images "docs/images.md";
+    quick_start "docs/quick-start.md";
+    users "docs/users.md";
+}
+
+#[test]
+fn no_page_is_left_out() {
+    for page in Page::all().unwrap() {
+        let blocks = page.blocks().unwrap();
+        let run = blocks.iter().any(|block| is_run(block) || block.language() == "toml");
+        let path = page.path.to_str().unwrap();
+        assert_eq!(run, RUN.contains(&path), "{path}");
+    }
+}
+
+fn is_run(block: &Block) -> bool {
+    block.language() == "sh" && !block.has("not-run")
+}
+
+/// What the pages take for granted: `py.sqsh`, an image with Python, numpy and mpi4py; `rootfs.tar`, what it was made of;
+/// and Docker Hub with busybox.
+fn prepared(name: &str) -> (Cluster, LocalRegistry, ClusterRegistry) {
+    let layout = Layout::new().unwrap();
+    layout.image("busybox", &[&ImageTree::busybox().unwrap()], &["--config.cmd=sh"]).unwrap();
+    let hub = LocalRegistry::start().unwrap();
+    hub.push(&layout, "busybox", "library/busybox:latest", &[]).unwrap();
+    let spec = Spec { mizzen_toml: Some(TOML.to_owned()), ..Cluster::spec(&format!("documents-{name}")) };
+    let cluster = Cluster::start(spec).unwrap();
+    let served = hub.serve_on(&cluster, 5000, None).unwrap();
+    cluster.share("py.sqsh", &mpi().unwrap()).unwrap();
+    if name == "quick-start" {
+        let tar = run_tool(
+            std::process::Command::new("tar").args(["-C", mpi_rootfs().unwrap().to_str().unwrap()]).args([
+                "-cf",
+                &format!("/proc/{}/root/shared/rootfs.tar", cluster.pid_of("ctl")),
+                "--exclude=./usr/share/doc",
+                "--exclude=./usr/share/locale",
+                "--exclude=./var",
+                "--exclude=./dev",
+                ".",
+            ]),
+        );
+        tar.unwrap();
+    }
+    let scratch = "mkdir -p /shared/scratch/alice && chown -R alice: /shared/scratch/alice";
+    assert_eq!(cluster.run_as_root(scratch).code, 0);
+    for machine in ["ctl", "node1", "node2"] {
+        let linked =
+            cluster.run_on(machine, User::Root, "mkdir /scratch && mount --bind /shared/scratch /scratch");
+        assert_eq!(linked.code, 0, "{}", linked.text());
+    }
+    let home =
+        cluster.run("for file in /shared/*.sqsh /shared/*.tar; do [ ! -e $file ] || ln -s $file .; done");
+    assert_eq!(home.code, 0, "{}", home.text());
+    (cluster, hub, served)
+}
+
+fn run_page(path: &str) {
+    let name = Path::new(path).file_stem().unwrap().to_str().unwrap().to_lowercase();
+    let (cluster, _hub, _served) = prepared(&name);
+    let mut printed = None;
+    for block in Page::read(path).unwrap().blocks().unwrap() {
+        let place = format!("{path}:{}", block.line);
+        if let Some(file) = block.value("file") {
+            cluster.share(".file", block.text.as_bytes()).unwrap();
+            assert_eq!(cluster.run(&format!("cp /shared/.file {file}")).code, 0, "{place}");
+        } else if is_run(&block) {
+            let user = if block.has("root") { User::Root } else { User::Alice };
+            let machine = if block.has("node") { "node1" } else { "ctl" };
+            let done =
+                cluster.run_on(machine, user, &format!("set -e -o pipefail; exec 2>&1\n{}", block.text));
+            let expected = block.value("exit").map_or(0, |code| code.parse().unwrap());
+            assert_eq!(done.code, expected, "{place}:\n{}{}", block.text, done.text());
+            printed = Some(mizzen_tests::without_waiting(&done.stdout));
+        } else if block.language() == "output" {
+            let printed = printed.take().expect("output of a block that was run");
+            assert!(matches(&block.text, &printed), "{place}:\n{}is not\n{printed}", block.text);
+        } else if block.language() == "toml" {
+            check_toml(&cluster, &block, &place);
+        }
+    }
+    assert!(cluster.all_idle(), "{path}: {:?}", cluster.node_states());
+}
+
+/// A part of mizzen.toml, or a rule for host.d.
+fn check_toml(cluster: &Cluster, block: &Block, place: &str) {
+    let file = if block.has("rule") { "/etc/mizzen/host.d/page.toml" } else { "/etc/page.toml" };
+    cluster.share(".toml", block.text.as_bytes()).unwrap();
+    let named = if block.has("rule") { "" } else { file };
+    let checked = cluster.run_as_root(&format!(
+        "cp /shared/.toml {file} && mizzen check-config {named}; code=$?; rm {file}; exit $code"
+    ));
+    assert_eq!(checked.code, 0, "{place}: {}", checked.text());
+}
