@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use mizzen_core::failure::{quote, quote_reference};
 use mizzen_core::find_image::ImageFinder;
 use mizzen_core::precedence::{self, ImageLookup, ImageOption, TypedOptions};
-use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE};
+use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE, WANTED};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Failure, Request, Settings, Variables};
@@ -102,6 +102,9 @@ fn send(spank: &Spank, request: Option<&Request>) -> Result<(), Failure> {
         );
     }
     spank::set_variable(VARIABLE, &text);
+    if let Request::Container(_) | Request::Join(_) = request {
+        spank.set_job_control_variable(WANTED, "yes")?;
+    }
     if spank::own_option(c"export-file").is_some() {
         spank.set_job_control_variable(SUBMITTED, &text)?;
     }

@@ -34,7 +34,7 @@ pub fn request(spank: &Spank) -> Result<Request, Failure> {
 /// A task: leaves the request as the only thing that its program, and a nested srun, can learn it from. Slurm's variable
 /// would hide a nested srun's option.
 pub fn hand_down(spank: &Spank, request: &Request) -> Result<(), Failure> {
-    for name in [c"SLURM_CONTAINER", c"SLURM_SPANK_MIZZEN_REQUEST"] {
+    for name in [c"SLURM_CONTAINER", c"SLURM_SPANK_MIZZEN_REQUEST", c"SLURM_SPANK_MIZZEN_CONTAINER"] {
         spank.unset_job_variable(name);
     }
     spank.set_job_variable(VARIABLE, &request.encode())

@@ -45,5 +45,6 @@ mod staging_faults;
 mod step_channel;
 mod steps;
 mod surroundings;
+mod uneven_nodes;
 mod unstartable;
 mod ways_in;

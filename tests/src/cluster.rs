@@ -52,6 +52,7 @@ impl Cluster {
             release: Release::Slurm22_05,
             rootfs: None,
             nodes: 2,
+            first_node_features: None,
             cpus: 8,
             plugstack: vec![format!("required {PLUGIN}")],
             slurm_conf: Vec::new(),

@@ -56,6 +56,8 @@ pub struct Spec {
     pub rootfs: Option<PathBuf>,
     /// Number of compute nodes, `node1` and so on.
     pub nodes: u32,
+    /// Features of the first node, which the others have not.
+    pub first_node_features: Option<String>,
     /// CPUs that each node offers, whatever this machine has.
     pub cpus: u32,
     /// Lines of plugstack.conf.
@@ -140,10 +142,22 @@ impl Spec {
         for line in &self.slurm_conf {
             text.push_str(&format!("{line}\n"));
         }
-        let nodes = if self.nodes == 1 { "node1".to_owned() } else { format!("node[1-{}]", self.nodes) };
-        text.push_str(&format!("NodeName={nodes} CPUs={} RealMemory=4000 State=UNKNOWN\n", self.cpus));
+        let mut first = 1;
+        if let Some(features) = &self.first_node_features {
+            text.push_str(&self.node_line("node1", &format!(" Feature={features}")));
+            first = 2;
+        }
+        match self.nodes {
+            last if last == first => text.push_str(&self.node_line(&format!("node{last}"), "")),
+            last if last > first => text.push_str(&self.node_line(&format!("node[{first}-{last}]"), "")),
+            _ => {}
+        }
         text.push_str("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n");
         text
+    }
+
+    fn node_line(&self, names: &str, more: &str) -> String {
+        format!("NodeName={names} CPUs={} RealMemory=4000 State=UNKNOWN{more}\n", self.cpus)
     }
 
     /// cgroup.conf for this cluster.

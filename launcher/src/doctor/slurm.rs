@@ -45,7 +45,8 @@ pub fn plugin() -> Result<String, Failure> {
             return Err(Failure::new(message).hint("install both from the same package, on all nodes"));
         }
     }
-    let risk = if line.word == "required" { "" } else { "; optional: where it is missing, jobs run on the node" };
+    let risk =
+        if line.word == "required" { "" } else { "; optional: where it is missing, jobs run on the node" };
     Ok(format!("{plugin}, by {file}{risk}"))
 }
 
