@@ -293,6 +293,8 @@ fn with_two_scratches(cluster: Cluster) -> Cluster {
 }
 
 const OTHER: &str = "is another file outside the container, where this command runs";
+const OTHER_DIRECTORY: &str =
+    "is another directory outside the container, where this command would look for its program";
 const HINT: &str = "mizzen: hint: mount its directory at the same place (--container-mounts), or give sbatch the script as its standard input";
 
 #[test]
@@ -313,6 +315,8 @@ cd /opt/app; refused sbatch tmp/job.sh
 refused srun --bcast=$HOME/copied /scratch/job.sh; refused srun --prolog=/scratch/job.sh true
 refused sbcast /scratch/job.sh $HOME/copied; SLURM_PROLOG=/scratch/job.sh refused srun true
 refused salloc -n1 /scratch/job.sh
+cd; refused sbatch -D /scratch job.sh; refused srun --chdir=/scratch --bcast=$HOME/copied ./job.sh
+SLURM_WORKING_DIR=/scratch refused srun --bcast=$HOME/copied ./job.sh
 squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
 "#,
         );
@@ -334,6 +338,7 @@ squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
             refused("sbatch", "tmp/job.sh", OTHER),
             ["srun", "srun", "sbcast", "srun"].map(planted).concat(),
             refused("salloc", "/scratch/job.sh", &unsafe_file("/scratch/job.sh")),
+            ["sbatch", "srun", "srun"].map(|command| refused(command, "/scratch", OTHER_DIRECTORY)).concat(),
             "1\ncode 1\n".to_owned(),
         ];
         assert_out(&done, 0, &expected.concat());

@@ -5,7 +5,7 @@
 //! has others. It would be of no use to give the command the file itself: a script has a name in Slurm's records, and a program
 //! that is sent to the nodes has it there.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -22,6 +22,8 @@ use super::wire::number;
 /// Variables that name files which srun, sbatch and salloc read, or have read by the node.
 const VARIABLES: [&str; 5] =
     ["SLURM_PROLOG", "SLURM_EPILOG", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_HOSTFILE"];
+/// Is srun's `--chdir`.
+const WORKING_DIRECTORY: &str = "SLURM_WORKING_DIR";
 /// Has srun send its program to the nodes, as the option does.
 const BCAST: &str = "SLURM_BCAST";
 
@@ -62,11 +64,17 @@ pub enum Role {
     HostProgram,
     /// Some other word.
     Value,
+    /// A word that may be a directory in which the command looks for its program (`--chdir`).
+    Directory,
 }
 
 /// The roles' names on the wire.
-const ROLES: [(Role, &str); 3] =
-    [(Role::Program, "program"), (Role::HostProgram, "command"), (Role::Value, "value")];
+const ROLES: [(Role, &str); 4] = [
+    (Role::Program, "program"),
+    (Role::HostProgram, "command"),
+    (Role::Value, "value"),
+    (Role::Directory, "directory"),
+];
 
 /// A file that a command names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,9 +113,30 @@ pub fn named_files(
 ) -> Vec<NamedFile> {
     let value_of = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let mut words = file_words(command, arguments, value_of(BCAST).is_some());
+    let directories = directories(&words, value_of(WORKING_DIRECTORY));
     words.extend(VARIABLES.into_iter().filter_map(value_of).map(|value| FileWord::Value(value)));
     let program = if command == "salloc" { Role::HostProgram } else { Role::Program };
-    words.into_iter().filter_map(|word| named_file(word, program)).collect()
+    words.into_iter().filter_map(|word| named_file(word, program)).chain(directories).collect()
+}
+
+/// Where a program with a relative name may be looked for. Which option is `--chdir` need not be known: a directory that is the
+/// same on both sides does no harm, and another word is no directory.
+fn directories(words: &[FileWord], variable: Option<&OsString>) -> Vec<NamedFile> {
+    let is_relative =
+        |word: &FileWord| matches!(word, FileWord::Program(name) if !name.as_bytes().starts_with(b"/"));
+    if !words.iter().any(is_relative) {
+        return Vec::new();
+    }
+    let values = words.iter().filter_map(|word| match word {
+        FileWord::Value(name) => Some(*name),
+        FileWord::Program(_) => None,
+    });
+    let names = values.chain(variable.map(OsString::as_os_str)).filter(|name| !name.is_empty());
+    let directory = |name: &OsStr| {
+        let inside = fs::metadata(name).ok().filter(Metadata::is_dir).as_ref().map(Inode::of);
+        NamedFile { name: name.to_owned(), role: Role::Directory, inside }
+    };
+    names.map(directory).collect()
 }
 
 /// None if there is nothing to compare. A name without a slash is looked up in the working directory, which the two sides have
@@ -141,6 +170,7 @@ impl NamedFile {
         let shown = quote(self.name.as_bytes());
         let outside = fs::metadata(&path).ok();
         match (self.inside, outside, self.role) {
+            (_, Some(outside), Role::Directory) if !outside.is_dir() => Ok(()),
             (Some(inside), Some(outside), _) if inside == Inode::of(&outside) => {
                 match foreign_link(&path, outside.uid()) {
                     Some(link) => {
@@ -151,6 +181,9 @@ impl NamedFile {
             }
             (Some(_), Some(_), Role::Program | Role::Value) => Err(refusal(format!(
                 "{shown} is another file outside the container, where this command runs"
+            ))),
+            (_, Some(_), Role::Directory) => Err(refusal(format!(
+                "{shown} is another directory outside the container, where this command would look for its program"
             ))),
             (Some(_), None, Role::Program) => {
                 Err(refusal(format!("{shown} is in the container only, and this command runs outside")))
@@ -216,6 +249,13 @@ mod tests {
             let expected = "one is another file outside the container, where this command runs".to_owned();
             assert_eq!(check("one", role, inode(&other)), Err(expected));
         }
+        let expected =
+            ".. is another directory outside the container, where this command would look for its program";
+        assert_eq!(check("..", Role::Directory, inode(&one)), Err(expected.to_owned()));
+        assert_eq!(check("..", Role::Directory, None), Err(expected.to_owned()));
+        assert_eq!(check(".", Role::Directory, inode(&top)), Ok(()));
+        assert_eq!(check("one", Role::Directory, None), Ok(()));
+        assert_eq!(check("missing", Role::Directory, None), Ok(()));
         assert_eq!(check("missing", Role::Value, inode(&one)), Ok(()));
         let expected = "missing is in the container only, and this command runs outside".to_owned();
         assert_eq!(check("missing", Role::Program, inode(&one)), Err(expected));
@@ -234,6 +274,8 @@ mod tests {
         assert_eq!(names("sbatch", &["/no/such"]), "/no/such false, /etc/passwd true");
         assert_eq!(names("sbatch", &["no-such-file"]), "/etc/passwd true");
         assert_eq!(names("sbatch", &["/dev/stdin"]), "/etc/passwd true");
+        assert_eq!(names("sbatch", &["-D", "/etc", "j"]), "/etc/passwd true, /etc true");
+        assert_eq!(names("sbatch", &["-D/x/y", "/j"]), "/j false, /etc/passwd true");
         assert_eq!(names("srun", &["-i", "/etc/group", "/bin/sh"]), "/etc/group true, /etc/passwd true");
         assert_eq!(names("srun", &["-o", "/dev/null", "--chdir=/etc", "-J", "x"]), "/etc/passwd true");
     }
