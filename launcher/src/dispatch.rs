@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use mizzen_core::config::{DEFAULT_PATH, Source};
-use mizzen_core::failure::{FailureKind, quote};
+use mizzen_core::config::Source;
+use mizzen_core::failure::FailureKind;
 use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
@@ -16,7 +16,7 @@ use crate::cli::{CacheCommand, Cli, Command};
 use crate::report::{print, report, written};
 use crate::stage::commands::Stager;
 use crate::{
-    cli, doctor, host_libraries, importer, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys,
+    check_config, cli, doctor, importer, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys,
     trace,
 };
 
@@ -68,7 +68,7 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Cache { json, command } => return cache(&command, json),
         Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
         Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
-        Command::CheckConfig { file } => check_config(file.as_deref()),
+        Command::CheckConfig { file } => check_config::run(file.as_deref()),
         Command::Completions { shell } => {
             // Into memory first: the crate panics where it cannot write.
             let mut text = Vec::new();
@@ -159,19 +159,4 @@ fn cache(command: &CacheCommand, json: bool) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn check_config(file: Option<&Path>) -> Result<(), Failure> {
-    let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-    let source = file.map_or(Source::Default, |file| Source::Named(absolute(file)));
-    let config = Config::load(&source)?;
-    if let Some(name) = config.policy.unknown_owner() {
-        let name = quote(name.as_bytes());
-        return Err(Failure::new(format!("policy: owners: \"{name}\" is not in /etc/passwd"))
-            .hint("users from other name services are written by their number (`id -u NAME`)"));
-    }
-    if file.is_none() {
-        host_libraries::check_rules()?;
-    }
-    print(&format!("{}: good\n", file.unwrap_or(Path::new(DEFAULT_PATH)).display()))
 }

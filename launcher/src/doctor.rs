@@ -18,6 +18,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{Gid, Uid, geteuid, setgroups, setresgid, setresuid};
 use serde_json::json;
 
+use crate::check_config::unusable_stage_directory;
 use crate::host::Host;
 use crate::host_libraries::{self, Switch};
 use crate::options::Unshare;
@@ -37,7 +38,7 @@ struct Check {
     attempt: fn() -> Result<String, Failure>,
 }
 
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     Check { name: "settings", needed: true, purpose: "mizzen.toml", attempt: settings },
     Check { name: "plugin", needed: true, purpose: "srun, sbatch and salloc", attempt: slurm::plugin },
     Check { name: "oci.conf", needed: false, purpose: "srun --container", attempt: slurm::runtime },
@@ -45,6 +46,7 @@ const CHECKS: [Check; 9] = [
     Check { name: "mounts", needed: true, purpose: "every container", attempt: mounts },
     Check { name: "FUSE", needed: true, purpose: "squashfs and SIF images", attempt: fuse },
     Check { name: "overlay", needed: false, purpose: "--writable", attempt: overlay },
+    Check { name: "copies", needed: false, purpose: "images on network file systems", attempt: copies },
     Check { name: "openat2", needed: false, purpose: "one call instead of many per path", attempt: openat2 },
     Check {
         name: "mount_setattr",
@@ -158,6 +160,16 @@ fn settings() -> Result<String, Failure> {
     Config::load(&Source::Default)?;
     let exists = Path::new(DEFAULT_PATH).exists();
     Ok(if exists { format!("{DEFAULT_PATH} is good") } else { format!("no {DEFAULT_PATH}: defaults") })
+}
+
+fn copies() -> Result<String, Failure> {
+    let config = Config::load(&Source::Default)?;
+    match unusable_stage_directory(&config) {
+        Some(why) => {
+            Err(Failure::new(why).hint("make it a directory with mode 1777, or name another in mizzen.toml"))
+        }
+        None => Ok(format!("in {}", config.stage_directory.display())),
+    }
 }
 
 fn user_namespace() -> Result<String, Failure> {

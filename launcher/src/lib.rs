@@ -1,6 +1,7 @@
 //! The launcher. `pipeline.rs` shows how a container is started; `dispatch.rs`, which command does what.
 
 mod cdi;
+mod check_config;
 pub mod cli;
 mod dispatch;
 mod doctor;

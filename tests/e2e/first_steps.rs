@@ -169,6 +169,23 @@ fn the_doctor_tries_what_users_do() {
         "{}",
         fuse.text()
     );
+    let toml = |text: &str| cluster.write_everywhere("/etc/mizzen/mizzen.toml", text).unwrap();
+    toml(
+        "stage_directory = \"/nosuch\"\nimage_folders = [\"/etc/passwd\"]\nmounts = [\"/x:/y\", \"/home/%u:/z\"]\n",
+    );
+    let checked = cluster.run_on("node1", User::Root, "mizzen check-config 2>&1");
+    let notes = "mizzen: note: image_folders: /etc/passwd: not a directory\n\
+                 mizzen: note: stage_directory: /nosuch: No such file or directory\n\
+                 mizzen: note: mounts: /x: No such file or directory\n\
+                 /etc/mizzen/mizzen.toml: good, but not all of it is on this machine\n";
+    assert_out(&checked, 0, notes);
+    let copies = doctor(User::Root);
+    assert!(
+        copies.stdout.contains("missing  copies          stage_directory: /nosuch: No such file"),
+        "{}",
+        copies.text()
+    );
+    toml("");
     cluster.set_plugstack(&["optional /usr/lib/mizzen/spank_mizzen.so"]).unwrap();
     let optional = doctor(User::Alice);
     let risk = "; optional: where it is missing, jobs run on the node";

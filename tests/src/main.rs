@@ -77,6 +77,10 @@ fn shell(args: &[&str]) -> Result<()> {
     writeln!(out, "{} is up after {:.1} s.", cluster.release(), begin.elapsed().as_secs_f32())?;
     writeln!(out, "You are alice on the login node; node1 to node{} compute; /shared is everywhere.", nodes)?;
     writeln!(out, "An image to play with: /shared/bb.sqsh")?;
+    let enter = |machine: &str| format!("nsenter --all --wdns=/root --target={}", cluster.pid_of(machine));
+    writeln!(out, "From another terminal of this machine, as root:")?;
+    writeln!(out, "  bring in an image    cp FILE.sqsh /proc/{}/root/shared/", cluster.pid_of("ctl"))?;
+    writeln!(out, "  be root in there     {} bash   (node1: {} bash)", enter("ctl"), enter("node1"))?;
     writeln!(
         out,
         "The daemons' logs are in {}. The cluster ends with this shell.",

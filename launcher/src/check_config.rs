@@ -1,0 +1,84 @@
+//! `mizzen check-config`: is mizzen.toml good, and what of what it names is missing on this machine? Runs as the user on the host.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::failure::{cause, quote};
+use mizzen_core::options::MountSource;
+use mizzen_core::{Config, Failure};
+use nix::unistd::{AccessFlags, access};
+
+use crate::host_libraries;
+use crate::report::{print, report_note};
+
+/// What a directory or file of mizzen.toml must be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// There.
+    Exists,
+    /// A directory.
+    Directory,
+    /// A directory in which this user can make files.
+    Writable,
+}
+
+/// Checks the file; without a name, the installed one and the rules beside it.
+pub fn run(file: Option<&Path>) -> Result<(), Failure> {
+    let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let source = file.map_or(Source::Default, |file| Source::Named(absolute(file)));
+    let config = Config::load(&source)?;
+    if let Some(name) = config.policy.unknown_owner() {
+        let name = quote(name.as_bytes());
+        return Err(Failure::new(format!("policy: owners: \"{name}\" is not in /etc/passwd"))
+            .hint("users from other name services are written by their number (`id -u NAME`)"));
+    }
+    if file.is_none() {
+        host_libraries::check_rules()?;
+    }
+    let missing: Vec<String> =
+        places(&config).into_iter().filter_map(|(key, path, need)| missing(&key, &path, need)).collect();
+    missing.iter().for_each(|note| report_note(note));
+    // The file may be meant for other machines than this.
+    let rest = if missing.is_empty() { "" } else { ", but not all of it is on this machine" };
+    print(&format!("{}: good{rest}\n", file.unwrap_or(Path::new(DEFAULT_PATH)).display()))
+}
+
+/// What of the copies' directory is wrong, if it is.
+pub fn unusable_stage_directory(config: &Config) -> Option<String> {
+    missing("stage_directory", &config.stage_directory, Need::Writable)
+}
+
+/// Everything in the file that is a path of the machine, with its key.
+fn places(config: &Config) -> Vec<(String, PathBuf, Need)> {
+    let folders =
+        config.image_folders.iter().map(|path| ("image_folders".to_owned(), path.clone(), Need::Directory));
+    let shared = Some(&config.stage_shared).filter(|path| !path.as_os_str().is_empty());
+    let shared = shared.map(|path| ("stage_shared".to_owned(), path.clone(), Need::Directory));
+    let stage = ("stage_directory".to_owned(), config.stage_directory.clone(), Need::Writable);
+    let certificates = config.registries.iter().filter_map(|(host, registry)| {
+        Some((format!("registries.\"{host}\".ca_file"), registry.ca_file.clone()?, Need::Exists))
+    });
+    let mounts = config.settings.mounts.iter().flatten().filter_map(|mount| match &mount.source {
+        MountSource::Bind(path) | MountSource::Squashfs(path) => {
+            // A user's own is not known here.
+            let named = !path.to_string_lossy().contains('%');
+            named.then(|| ("mounts".to_owned(), path.clone(), Need::Exists))
+        }
+        MountSource::Tmpfs(_) => None,
+    });
+    folders.chain(shared).chain([stage]).chain(certificates).chain(mounts).collect()
+}
+
+fn missing(key: &str, path: &Path, need: Need) -> Option<String> {
+    let why = match fs::metadata(path) {
+        Err(error) => cause(&error),
+        Ok(found) if need != Need::Exists && !found.is_dir() => "not a directory".to_owned(),
+        Ok(_) if need == Need::Writable => {
+            let failed = access(path, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
+            format!("users cannot write there: {}", cause(&failed.into()))
+        }
+        Ok(_) => return None,
+    };
+    Some(format!("{key}: {}: {why}", path.display()))
+}
