@@ -9,26 +9,30 @@
 -- a container then go to these nodes alone.
 local FEATURE = nil -- "mizzen"
 
-local function wants_container(job_desc)
-    local environment = job_desc.environment or {}
-    if job_desc.container or environment.SLURM_MIZZEN_REQUEST or environment.SLURM_SPANK_MIZZEN_REQUEST
-        or environment.MIZZEN_CONTAINER or environment.MIZZEN_CONTAINER_IMAGE then
-        return true
-    end
+-- What the commands with mizzen say of this job: "yes" or "no"; nil where it comes from elsewhere. The environment tells less: it
+-- may be that of another job.
+local function said_by_mizzen(job_desc)
     for _, variable in pairs(job_desc.spank_job_env or {}) do
-        if string.find(variable, "MIZZEN_CONTAINER=", 1, true) then
-            return true
+        local said = string.match(variable, "MIZZEN_CONTAINER=(%a+)$")
+        if said then
+            return said
         end
     end
-    return false
+end
+
+local function wants_container(job_desc)
+    local said = said_by_mizzen(job_desc)
+    if said then
+        return said == "yes"
+    end
+    local environment = job_desc.environment or {}
+    return job_desc.container or environment.SLURM_MIZZEN_REQUEST or environment.SLURM_CONTAINER
+        or environment.MIZZEN_CONTAINER or environment.MIZZEN_CONTAINER_IMAGE
 end
 
 function slurm_job_submit(job_desc, part_list, submit_uid)
-    if job_desc.container and job_desc.script then
-        local environment = job_desc.environment
-        if not environment.SLURM_MIZZEN_REQUEST and not environment.SLURM_SPANK_MIZZEN_REQUEST then
-            environment.SLURM_CONTAINER = job_desc.container
-        end
+    if job_desc.container and job_desc.script and not said_by_mizzen(job_desc) then
+        job_desc.environment.SLURM_CONTAINER = job_desc.container
     end
     if FEATURE and wants_container(job_desc) then
         local others = job_desc.features or ""

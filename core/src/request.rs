@@ -23,7 +23,8 @@ pub const SUBMITTED_VARIABLE: &str = "SLURM_SPANK_MIZZEN_REQUEST";
 /// Its name before Slurm puts `SLURM_SPANK_` in front.
 pub const SUBMITTED: &str = "MIZZEN_REQUEST";
 
-/// Tells slurmctld's job_submit plugin, and the site's prologs, that a job has a container: `SLURM_SPANK_` stands before it there.
+/// Tells slurmctld's job_submit plugin, and the site's prologs, whether a job has a container: `yes` or `no`. Unlike what is in the
+/// environment it is never inherited. `SLURM_SPANK_` stands before it there.
 pub const WANTED: &str = "MIZZEN_CONTAINER";
 
 /// A longer request would take too much of what a job's environment may hold; on the node it would only take time.

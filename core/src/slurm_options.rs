@@ -41,7 +41,7 @@ pub fn all() -> Vec<OptionSpec> {
         option(
             "container-image",
             image,
-            "run in the container IMAGE; the same as --container",
+            "run in the container IMAGE, a file, directory or docker://NAME; --container, which Slurm lists as its own, is the same",
             Meaning::Image,
         ),
         option(

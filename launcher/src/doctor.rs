@@ -6,16 +6,16 @@ mod slurm;
 use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
 use mizzen_core::config::{DEFAULT_PATH, Source};
-use mizzen_core::failure::cause;
+use mizzen_core::failure::{cause, quote_up_to};
 use mizzen_core::{Config, Failure};
 use nix::mount::{MsFlags, mount};
-use nix::sys::prctl;
 use nix::sys::wait::waitpid;
-use nix::unistd::{Gid, Uid, geteuid, setgroups, setresgid, setresuid};
+use nix::unistd::geteuid;
 use serde_json::json;
 
 use crate::check_config::unusable_stage_directory;
@@ -28,6 +28,8 @@ use crate::{sandbox, sys};
 
 /// A user without rights, on every system.
 const NOBODY: u32 = 65534;
+/// No line of a report is longer.
+const LINE_LIMIT: usize = 1000;
 
 /// What is tried, and what it is for.
 struct Check {
@@ -58,6 +60,9 @@ const CHECKS: [Check; 10] = [
 
 /// Tries everything; 0 if containers can run here.
 pub fn examine(as_json: bool) -> ExitCode {
+    if let Some(done) = geteuid().is_root().then(|| examine_as_user(as_json)).flatten() {
+        return done;
+    }
     let results: Vec<(&Check, Result<String, Failure>)> =
         CHECKS.iter().map(|check| (check, in_own_process(check.attempt))).collect();
     let healthy = results.iter().all(|(check, result)| result.is_ok() || !check.needed);
@@ -115,10 +120,7 @@ fn json_report(results: &[(&Check, Result<String, Failure>)], healthy: bool) -> 
 fn in_own_process(attempt: fn() -> Result<String, Failure>) -> Result<String, Failure> {
     let tried = || -> std::io::Result<Result<String, Failure>> {
         let (mut from_child, to_parent) = std::io::pipe()?;
-        let child = sys::spawn_child(|| {
-            become_a_user();
-            send(attempt(), &to_parent)
-        })?;
+        let child = sys::spawn_child(|| send(attempt(), &to_parent))?;
         drop(to_parent);
         let received = receive(&mut from_child)?;
         waitpid(child, None)?;
@@ -127,15 +129,28 @@ fn in_own_process(attempt: fn() -> Result<String, Failure>) -> Result<String, Fa
     tried().unwrap_or_else(|error| Err(Failure::caused_by("cannot try", error)))
 }
 
-/// Root may do what users cannot, and it is for users that this is asked. Where root is only that of a namespace there may be no
-/// other user; then it is one.
-fn become_a_user() {
-    let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
-    if geteuid().is_root() && setgroups(&[]).is_ok() && setresgid(group, group, group).is_ok() {
-        let _ = setresuid(user, user, user);
-        // The kernel gives the files of a process that has changed its user to root, and namespaces are set up through them.
-        let _ = prctl::set_dumpable(true);
+/// Root may do what users cannot, and it is for users that this is asked: has another process do it all, as an unprivileged user.
+/// Others may be that user too, so it has nothing of root's: no memory, no variable, no descriptor, no terminal. None if there is no
+/// such user here: root may be that of a namespace.
+fn examine_as_user(as_json: bool) -> Option<ExitCode> {
+    sys::close_on_exec_from(3).ok()?;
+    let mut command = Command::new(std::env::current_exe().ok()?);
+    command.arg("doctor").args(as_json.then_some("--json")).env_clear().current_dir("/");
+    command.envs(std::env::var_os("SLURM_CONF").map(|conf| ("SLURM_CONF", conf)));
+    // With it, the standard library leaves root's groups, too.
+    command.gid(NOBODY).uid(NOBODY).stdin(Stdio::null()).stderr(Stdio::null());
+    let done = command.output().ok()?;
+    // Who shares that user's rights may have written something else.
+    let lines =
+        done.stdout.split_inclusive(|byte| *byte == b'\n').map(|line| match line.strip_suffix(b"\n") {
+            Some(line) => quote_up_to(line, LINE_LIMIT) + "\n",
+            None => quote_up_to(line, LINE_LIMIT),
+        });
+    if let Err(failure) = print(&lines.collect::<String>()) {
+        report(&failure);
+        return Some(ExitCode::FAILURE);
     }
+    Some(if done.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn send(result: Result<String, Failure>, mut pipe: &PipeWriter) -> i32 {

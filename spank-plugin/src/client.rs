@@ -102,9 +102,8 @@ fn send(spank: &Spank, request: Option<&Request>) -> Result<(), Failure> {
         );
     }
     spank::set_variable(VARIABLE, &text);
-    if let Request::Container(_) | Request::Join(_) = request {
-        spank.set_job_control_variable(WANTED, "yes")?;
-    }
+    let wanted = matches!(request, Request::Container(_) | Request::Join(_));
+    spank.set_job_control_variable(WANTED, if wanted { "yes" } else { "no" })?;
     if spank::own_option(c"export-file").is_some() {
         spank.set_job_control_variable(SUBMITTED, &text)?;
     }

@@ -10,7 +10,7 @@
 //! 4. an option, or a variable MIZZEN_CONTAINER…, of which no client has made a request: mizzen was not active where the
 //!    job was submitted.
 
-use mizzen_core::request::{SUBMITTED_VARIABLE, VARIABLE};
+use mizzen_core::request::{LIMIT, SUBMITTED_VARIABLE, VARIABLE};
 use mizzen_core::{Failure, Request, Settings};
 
 use crate::client::SLURM_CONTAINER;
@@ -37,7 +37,15 @@ pub fn hand_down(spank: &Spank, request: &Request) -> Result<(), Failure> {
     for name in [c"SLURM_CONTAINER", c"SLURM_SPANK_MIZZEN_REQUEST", c"SLURM_SPANK_MIZZEN_CONTAINER"] {
         spank.unset_job_variable(name);
     }
-    spank.set_job_variable(VARIABLE, &request.encode())
+    let text = request.encode();
+    // Slurm drops what is too long without a word, and the text that was there before would be taken for it.
+    if text.len() > LIMIT {
+        let message = format!("the request has {} bytes", text.len());
+        return Err(
+            Failure::new(message).hint("64 KiB is the limit; mount a directory above, not each file in it")
+        );
+    }
+    spank.set_job_variable(VARIABLE, &text)
 }
 
 /// slurmstepd, when Slurm has reported all options: decodes the request, once for this process and those that it forks.

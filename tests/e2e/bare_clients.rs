@@ -103,7 +103,11 @@ fn the_controller_can_hand_slurms_option_on(release: Release) {
         vec![("job_submit.lua".to_owned(), include_str!("../../conf/job_submit.lua").to_owned())];
     let cluster = with_images(spec);
     let conf = without_mizzen(&cluster);
-    cluster.run("printf 'PATH=/usr/bin:/bin\\0' > file; cp /shared/a.sqsh a.sqsh");
+    cluster.run(
+        "printf 'PATH=/usr/bin:/bin\\0' > file; cp /shared/a.sqsh a.sqsh; \
+         printf 'PATH=/usr/bin:/bin\\0SLURM_MIZZEN_REQUEST=none\\0' > on-node; \
+         printf 'PATH=/usr/bin:/bin\\0SLURM_MIZZEN_REQUEST=image=/shared/a.sqsh\\0' > in-a",
+    );
     let bare = "--export=ALL --export-file=file --container=";
     let marker = "touch /shared/marker";
     assert_jobs(
@@ -114,8 +118,28 @@ fn the_controller_can_hand_slurms_option_on(release: Release) {
             Job("", &format!("{bare}a.sqsh"), BOTH, 0, "a\na\n"),
             Job("", "--container=a.sqsh", BOTH, 0, "a\na\n"),
             Job(conf, "--export=ALL --export-file=file", BOTH, 0, "host\nhost\n"),
+            // A request that the submission has inherited is older than the option.
+            Job(
+                conf,
+                &bare.replace("file=file", "file=on-node").replace("container=", "container=/shared/b.sqsh"),
+                BOTH,
+                0,
+                "b\nb\n",
+            ),
+            Job(
+                conf,
+                &bare.replace("file=file", "file=in-a").replace("container=", "container=/shared/b.sqsh"),
+                BOTH,
+                0,
+                "b\nb\n",
+            ),
         ],
     );
+    // Of a request that grows when it is written again, Slurm would keep the old one.
+    let grows = format!("image=/shared/a.sqsh&env=A={}", ["1"; 30000].join(","));
+    let done = cluster
+        .run(&format!("{conf} SLURM_MIZZEN_REQUEST='{grows}' srun -Q --container=/shared/b.sqsh cat /image"));
+    assert_failed(&done, 125, "node1: the request has ");
     assert_out(&cluster.run("srun -Q --container=a.sqsh cat /image; srun -Q hostname"), 0, "a\nnode1\n");
 }
 

@@ -169,6 +169,11 @@ fn the_doctor_tries_what_users_do() {
         "{}",
         fuse.text()
     );
+    // Other processes may be that user, too: it gets nothing of root's.
+    let traced = "ROOT_TOKEN=hunter2 strace -f -v -s 100 -e trace=execve -o /tmp/trace mizzen doctor; \
+                  grep -c execve /tmp/trace; grep -c hunter2 /tmp/trace";
+    let traced = cluster.run_on("node1", User::Root, traced);
+    assert!(traced.stdout.ends_with("containers can run here\n2\n1\n"), "{}", traced.text());
     let toml = |text: &str| cluster.write_everywhere("/etc/mizzen/mizzen.toml", text).unwrap();
     toml(
         "stage_directory = \"/nosuch\"\nimage_folders = [\"/etc/passwd\"]\nmounts = [\"/x:/y\", \"/home/%u:/z\"]\n",

@@ -20,8 +20,14 @@ use super::command_words::{FileWord, file_words};
 use super::wire::number;
 
 /// Variables that name files which srun, sbatch and salloc read, or have read by the node.
-const VARIABLES: [&str; 5] =
-    ["SLURM_PROLOG", "SLURM_EPILOG", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_HOSTFILE"];
+const VARIABLES: [&str; 6] = [
+    "SLURM_PROLOG",
+    "SLURM_EPILOG",
+    "SLURM_TASK_PROLOG",
+    "SLURM_TASK_EPILOG",
+    "SLURM_HOSTFILE",
+    "SLURM_STDINMODE",
+];
 /// Is srun's `--chdir`.
 const WORKING_DIRECTORY: &str = "SLURM_WORKING_DIR";
 /// Has srun send its program to the nodes, as the option does.
