@@ -279,6 +279,7 @@ fn with_two_scratches(cluster: Cluster) -> Cluster {
     let image = ImageTree::busybox().unwrap();
     image.program("scratch/job.sh", "#!/bin/sh\necho of the image\n").unwrap();
     image.program("scratch/only.sh", "#!/bin/sh\necho only of the image\n").unwrap();
+    image.program("scratch/root/bin/sh", "").unwrap();
     image.program("opt/app/tmp/job.sh", "#!/bin/sh\necho of the image\n").unwrap();
     cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
     cluster.run_on(
@@ -287,7 +288,7 @@ fn with_two_scratches(cluster: Cluster) -> Cluster {
         "mkdir -m 1777 /scratch; mkdir /project; printf '#!/bin/sh\\necho own\\n' > /project/own.sh",
     );
     let planted = "printf '#!/bin/sh\\necho of bob as $(id -un)\\n' > /scratch/job.sh; cp /scratch/job.sh /scratch/hidden.sh; \
-                   cp /scratch/job.sh /tmp/job.sh; chmod 755 /scratch/*.sh /tmp/job.sh";
+                   cp /scratch/job.sh /tmp/job.sh; chmod 755 /scratch/*.sh /tmp/job.sh; mkdir -p /scratch/root/bin";
     assert_out(&cluster.run_on("node1", User::Bob, planted), 0, "");
     cluster
 }
@@ -317,6 +318,7 @@ refused sbcast /scratch/job.sh $HOME/copied; SLURM_PROLOG=/scratch/job.sh refuse
 refused salloc -n1 /scratch/job.sh
 cd; refused sbatch -D /scratch job.sh; refused srun --chdir=/scratch --bcast=$HOME/copied ./job.sh
 SLURM_WORKING_DIR=/scratch refused srun --bcast=$HOME/copied ./job.sh
+SLURM_STDINMODE=/scratch/job.sh refused srun sh; refused srun --container-image=/scratch/root true
 squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
 "#,
         );
@@ -339,6 +341,8 @@ squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
             ["srun", "srun", "sbcast", "srun"].map(planted).concat(),
             refused("salloc", "/scratch/job.sh", &unsafe_file("/scratch/job.sh")),
             ["sbatch", "srun", "srun"].map(|command| refused(command, "/scratch", OTHER_DIRECTORY)).concat(),
+            planted("srun"),
+            refused("srun", "/scratch/root", OTHER),
             "1\ncode 1\n".to_owned(),
         ];
         assert_out(&done, 0, &expected.concat());

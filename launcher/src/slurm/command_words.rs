@@ -27,6 +27,8 @@ const OPTIONAL: &str = "IKk";
 pub enum FileWord<'a> {
     /// What sbatch submits, salloc starts or srun sends to the nodes.
     Program(&'a OsStr),
+    /// The image of a container, which may be a directory.
+    Image(&'a OsStr),
     /// Some other word.
     Value(&'a OsStr),
 }
@@ -56,6 +58,8 @@ pub fn file_words<'a>(command: &str, arguments: &'a [OsString], broadcasts: bool
 enum NextWord {
     /// Its value.
     Value,
+    /// Its value, which names an image.
+    Image,
     /// Its value, which is a command and names no file.
     Command,
     /// Something else.
@@ -83,6 +87,7 @@ impl<'a> Words<'a, '_> {
                 NextWord::Other => {}
                 NextWord::Command => drop(words.next()),
                 NextWord::Value => words.next().into_iter().for_each(|value| self.value(value)),
+                NextWord::Image => self.found.extend(words.next().map(FileWord::Image)),
             }
         }
         None
@@ -100,13 +105,19 @@ impl<'a> Words<'a, '_> {
         }
         // A command of the new job, and no file of this one.
         let is_command = name.len() > 1 && means("wrap");
+        let is_image = name.starts_with(b"container") && means("container-image");
         match value {
             Some(_) if is_command => NextWord::Other,
+            Some(value) if is_image => {
+                self.found.push(FileWord::Image(OsStr::from_bytes(value)));
+                NextWord::Other
+            }
             Some(value) => {
                 self.file(OsStr::from_bytes(value));
                 NextWord::Other
             }
             None if is_command => NextWord::Command,
+            None if is_image => NextWord::Image,
             None if self.is_flag(name) => NextWord::Other,
             None => NextWord::Value,
         }
@@ -165,7 +176,9 @@ mod tests {
         let arguments: Vec<OsString> = words.collect();
         let shown = file_words(&command, &arguments, false).into_iter().filter_map(|word| match word {
             FileWord::Program(name) => Some(format!("!{}", name.display())),
-            FileWord::Value(name) => (!name.is_empty()).then(|| name.display().to_string()),
+            FileWord::Image(name) | FileWord::Value(name) => {
+                (!name.is_empty()).then(|| name.display().to_string())
+            }
         });
         shown.collect::<Vec<_>>().join(" ")
     }

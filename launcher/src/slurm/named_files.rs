@@ -28,6 +28,8 @@ const VARIABLES: [&str; 6] = [
     "SLURM_HOSTFILE",
     "SLURM_STDINMODE",
 ];
+/// Is the option `--container`.
+const CONTAINER: &str = "SLURM_CONTAINER";
 /// Is srun's `--chdir`.
 const WORKING_DIRECTORY: &str = "SLURM_WORKING_DIR";
 /// Has srun send its program to the nodes, as the option does.
@@ -121,6 +123,7 @@ pub fn named_files(
     let mut words = file_words(command, arguments, value_of(BCAST).is_some());
     let directories = directories(&words, value_of(WORKING_DIRECTORY));
     words.extend(VARIABLES.into_iter().filter_map(value_of).map(|value| FileWord::Value(value)));
+    words.extend(value_of(CONTAINER).map(|value| FileWord::Image(value)));
     let program = if command == "salloc" { Role::HostProgram } else { Role::Program };
     words.into_iter().filter_map(|word| named_file(word, program)).chain(directories).collect()
 }
@@ -135,7 +138,7 @@ fn directories(words: &[FileWord], variable: Option<&OsString>) -> Vec<NamedFile
     }
     let values = words.iter().filter_map(|word| match word {
         FileWord::Value(name) => Some(*name),
-        FileWord::Program(_) => None,
+        FileWord::Program(_) | FileWord::Image(_) => None,
     });
     let names = values.chain(variable.map(OsString::as_os_str)).filter(|name| !name.is_empty());
     let directory = |name: &OsStr| {
@@ -150,8 +153,9 @@ fn directories(words: &[FileWord], variable: Option<&OsString>) -> Vec<NamedFile
 fn named_file(word: FileWord, program: Role) -> Option<NamedFile> {
     let (name, role) = match word {
         FileWord::Program(name) => (name, program),
-        FileWord::Value(name) => (name, Role::Value),
+        FileWord::Image(name) | FileWord::Value(name) => (name, Role::Value),
     };
+    let is_image = matches!(word, FileWord::Image(_));
     let is_program = role != Role::Value;
     let has_slash = name.as_bytes().contains(&b'/');
     // Those are the command's own, and the same: it has the caller's standard streams.
@@ -159,7 +163,8 @@ fn named_file(word: FileWord, program: Role) -> Option<NamedFile> {
     if is_stream || !(is_program || has_slash) {
         return None;
     }
-    let found = fs::metadata(name).ok().filter(|found| found.is_file() || (is_program && !found.is_dir()));
+    let may_be = |found: &Metadata| found.is_file() || is_image || (is_program && !found.is_dir());
+    let found = fs::metadata(name).ok().filter(may_be);
     let counts = found.is_some() || (is_program && has_slash);
     let inside = found.as_ref().map(Inode::of);
     counts.then(|| NamedFile { name: name.to_owned(), role, inside })
@@ -282,6 +287,11 @@ mod tests {
         assert_eq!(names("sbatch", &["/dev/stdin"]), "/etc/passwd true");
         assert_eq!(names("sbatch", &["-D", "/etc", "j"]), "/etc/passwd true, /etc true");
         assert_eq!(names("sbatch", &["-D/x/y", "/j"]), "/j false, /etc/passwd true");
+        for image in ["--container=/usr", "--container-image=/usr"] {
+            assert_eq!(names("srun", &[image, "x"]), "/usr true, /etc/passwd true");
+        }
+        assert_eq!(names("srun", &["--container", "/usr", "x"]), "/usr true, /etc/passwd true");
+        assert_eq!(names("srun", &["--container-mounts=/usr", "x"]), "/etc/passwd true");
         assert_eq!(names("srun", &["-i", "/etc/group", "/bin/sh"]), "/etc/group true, /etc/passwd true");
         assert_eq!(names("srun", &["-o", "/dev/null", "--chdir=/etc", "-J", "x"]), "/etc/passwd true");
     }
