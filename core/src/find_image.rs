@@ -6,6 +6,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use nix::unistd::geteuid;
+
 use crate::config::{ImagePolicy, ImportWhen};
 use crate::digest::split_pin;
 use crate::failure::{quote, quote_reference};
@@ -14,6 +16,7 @@ use crate::options::expected_of_a_shell;
 use crate::reference::names_a_registry;
 use crate::request::{ImageSource, check_path_text};
 use crate::similar::similar_file;
+use crate::trusted_file::check_only_users;
 use crate::{Config, Digest, Failure, Reference};
 
 /// Who asks registries.
@@ -150,6 +153,7 @@ fn look_for(
     if bare {
         candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
     }
+    refuse_planted(name, &candidates)?;
     for candidate in &candidates {
         if let Some(format) = look(candidate)? {
             return Ok((candidate.clone(), format));
@@ -166,6 +170,20 @@ fn look_for(
         None => hint_for_missing(name),
     };
     Err(Failure::new(message).hint(hint))
+}
+
+/// Anybody may put a file with the name of a site's image into some directories. It is taken for what was meant only if nobody
+/// else can have made it.
+fn refuse_planted(name: &Path, candidates: &[PathBuf]) -> Result<(), Failure> {
+    let Some((own, folders)) = candidates.split_first() else { return Ok(()) };
+    let there = |path: &Path| path.symlink_metadata().is_ok();
+    let Some(sites) = folders.iter().find(|path| there(path)) else { return Ok(()) };
+    if !there(own) || check_only_users(own, geteuid().as_raw()).is_ok() {
+        return Ok(());
+    }
+    let [name, sites] = [name, sites].map(|path| quote(path.as_os_str().as_bytes()));
+    Err(Failure::new(format!("{name} is an image of the site's, and a file here that others can have made"))
+        .hint(format!("write {sites} for the site's, ./{name} for the file")))
 }
 
 /// A path without `.` and `..`, as far as it exists.

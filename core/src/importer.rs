@@ -192,7 +192,7 @@ mod tests {
         for (answer, message) in [
             ("exit 2".to_owned(), "the importer failed with exit code 2".to_owned()),
             ("exit 1".to_owned(), "the importer failed with exit code 1".to_owned()),
-            ("kill -INT $$".to_owned(), "the import was interrupted by signal 2".to_owned()),
+            ("kill -TERM $$".to_owned(), "the import was interrupted by signal 15".to_owned()),
             ("exec yes".to_owned(), "the import was interrupted by signal 13".to_owned()),
             ("exit 0".to_owned(), format!("{unusable}no reference")),
             ("echo path=a".to_owned(), format!("{unusable}\"a\" is not absolute")),

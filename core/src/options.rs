@@ -264,11 +264,13 @@ pub fn parse_env_list(text: &OsStr) -> Result<Vec<EnvOption>, Failure> {
         match items.last_mut().filter(|item| item.contains(&b'=')) {
             Some(item) if is_name && name_len.is_none() => {
                 let name = item.split(|byte| *byte == b'=').next().unwrap_or_default();
-                let (name, part) = (quote(name), quote(&part));
-                // The value may be a secret.
-                let message = format!("\"{name}=…,{part}\": {part} could be a variable or a part of {name}");
+                let name = quote(name);
+                // Either half may be a secret.
+                let message = format!(
+                    "\"{name}=…,…\": what follows the comma could be a variable, or a part of {name}"
+                );
                 return Err(Failure::new(message).hint(format!(
-                    "write {name}=…\\,{part} for a comma in the value, or give the option once for each variable"
+                    "write {name}=…\\,… for a comma in the value, or give the option once for each variable"
                 )));
             }
             // Nothing behind the last comma is a slip.
@@ -414,8 +416,11 @@ mod tests {
             assert_eq!(parse_env_list(OsStr::new(text)), Ok(expected), "{text}");
         }
         for (text, message) in [
-            ("A=x,y", "\"A=…,y\": y could be a variable or a part of A"),
-            ("HOSTS=n-1,n-2", "\"HOSTS=…,n-2\": n-2 could be a variable or a part of HOSTS"),
+            ("A=x,y", "\"A=…,…\": what follows the comma could be a variable, or a part of A"),
+            (
+                "HOSTS=n-1,n-2",
+                "\"HOSTS=…,…\": what follows the comma could be a variable, or a part of HOSTS",
+            ),
             ("A=1,", "\"\": the name is empty"),
             ("A=1,=2", "\"=…\": the name is empty"),
             ("1=2", "\"1\": not a variable's name"),

@@ -19,8 +19,8 @@ fn commas_in_variables() {
     assert_told(
         &srun("B=node1,node2"),
         1,
-        "--container-env: \"B=…,node2\": node2 could be a variable or a part of B",
-        "write B=…\\,node2 for a comma in the value, or give the option once for each variable",
+        "--container-env: \"B=…,…\": what follows the comma could be a variable, or a part of B",
+        "write B=…\\,… for a comma in the value, or give the option once for each variable",
     );
 }
 

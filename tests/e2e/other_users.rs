@@ -1,9 +1,10 @@
 //! What another user of the node can do, and what one does to one's own containers: nothing of it reaches anybody else.
 
 use mizzen_tests::check::{
-    Emptiness, assert_failed, assert_out, machine, one_node, run_in_time, start_with_busybox, with_busybox,
-    with_images,
+    Emptiness, assert_failed, assert_out, assert_told, machine, one_node, run_in_time, start_with_busybox,
+    with_busybox, with_images,
 };
+use mizzen_tests::copies::digest_of;
 use mizzen_tests::images::{ImageTree, c_program};
 use mizzen_tests::{Cluster, Release, Spec, User, on_every_release};
 
@@ -235,4 +236,67 @@ fn an_exported_variable_is_no_way_to_the_node(release: Release) {
     }
     let other = "srun --export=ALL,SLURM_CONTAINERS=none --container-image=/shared/bb.sqsh";
     assert_out(&cluster.run(&format!("{other} {where_am_i}")), 0, "inside\n");
+}
+
+#[test]
+fn a_pinned_image_of_somebody_elses_cannot_change_while_it_runs() {
+    let cluster = two_images("pinned-change");
+    let tree = ImageTree::busybox().unwrap();
+    tree.program("bin/late", "#!/bin/sh\necho genuine\n").unwrap();
+    let image = tree.squashfs(&["-noI", "-noD", "-noF", "-noX"]).unwrap();
+    cluster.share("pin.sqsh", &image).unwrap();
+    let digest = digest_of(&cluster, "/shared/pin.sqsh");
+    cluster.run_as_root("chown bob /shared/pin.sqsh");
+    let change = "perl -0777 -pe 's/echo genuine/echo changed/' /shared/pin.sqsh > /tmp/changed && cat /tmp/changed > /shared/pin.sqsh";
+    cluster.share("change", change.as_bytes()).unwrap();
+    let running = cluster.run_on(
+        "ctl",
+        User::Root,
+        &format!(
+            "runuser -u alice -- srun -Q --chdir=/tmp --container=/shared/pin.sqsh@{digest} \
+             sh -c 'echo started; sleep 3; /bin/late' & sleep 1.5; runuser -u bob -- sh /shared/change; wait"
+        ),
+    );
+    assert_out(&running, 0, "started\ngenuine\n");
+    assert_failed(
+        &cluster.run(&format!("srun -Q --container=/shared/pin.sqsh@{digest} true")),
+        125,
+        "its content is ",
+    );
+}
+
+#[test]
+fn a_planted_file_does_not_take_the_place_of_the_sites_image() {
+    let cluster = two_images("planted-name");
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", "image_folders = [\"/sw\"]\n").unwrap();
+    for machine in ["ctl", "node1"] {
+        cluster.run_on(machine, User::Root, "mkdir /sw; cp /shared/a.sqsh /sw/tf.sqsh");
+    }
+    assert_out(&cluster.run("srun -Q --container=tf.sqsh cat /image"), 0, "a\n");
+    cluster.run_on("ctl", User::Bob, "cp /shared/b.sqsh /shared/tf.sqsh");
+    assert_told(
+        &cluster.run("cd /shared; srun -Q --container=tf.sqsh cat /image"),
+        1,
+        "--container: tf.sqsh is an image of the site's, and a file here that others can have made",
+        "write /sw/tf.sqsh for the site's, ./tf.sqsh for the file",
+    );
+    assert_out(&cluster.run("cd /shared; srun -Q --container=./tf.sqsh cat /image"), 0, "b\n");
+    assert_out(&cluster.run("cp /shared/b.sqsh tf.sqsh; srun -Q --container=tf.sqsh cat /image"), 0, "b\n");
+}
+
+#[test]
+fn an_import_of_somebody_elses_directory_follows_none_of_its_links() {
+    let cluster = two_images("import-swap");
+    cluster.run("mkdir -m 700 .ssh; echo private > .ssh/id_rsa");
+    let tree =
+        "mkdir -p /shared/root/bin /shared/root/z/.ssh; head -c 30000000 /dev/urandom > /shared/root/z/!big";
+    assert_out(&cluster.run_on("ctl", User::Bob, tree), 0, "");
+    // The directory is exchanged while the importer reads what comes before it.
+    let swap = "runuser -u alice -- strace -f -o /dev/null -P /shared/root/z/!big -e inject=open,openat,fstat:delay_exit=3000000 \
+                mizzen import -o /home/alice/new.sqsh /shared/root & sleep 2; \
+                runuser -u bob -- sh -c 'mv /shared/root/z /shared/root/old; ln -s /home/alice /shared/root/z'; wait; \
+                runuser -u alice -- mizzen export /home/alice/new.sqsh | tar -t | grep id_rsa";
+    let done = cluster.run_as_root(swap);
+    assert_out(&done, 1, "");
+    assert_out(&cluster.run("ls new.sqsh; readlink /shared/root/z"), 0, "new.sqsh\n/home/alice\n");
 }

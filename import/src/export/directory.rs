@@ -1,7 +1,7 @@
 //! The files of a directory. Its links may lead anywhere and change while we look, so no path is handed to the kernel: each
 //! directory is opened name by name, never through a link.
 //!
-//! Run by: the user, in the exporter.
+//! Run by: the user, in the exporter and the importer.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -183,7 +183,7 @@ fn unreadable(path: &[u8], errno: Errno) -> Failure {
     let failure = Failure::caused_by(format!("cannot read /{} in it", quote(path)), errno);
     match errno {
         Errno::ACCESS | Errno::PERM => {
-            failure.hint("an image needs all files; make them readable, or export it as their owner")
+            failure.hint("an image needs all files; make them readable, or do this as their owner")
         }
         _ => failure,
     }

@@ -27,7 +27,8 @@ use mizzen_core::failure::quote;
 use mizzen_core::{Failure, Reference};
 
 use compress::CompressedWriter;
-use files::Files;
+pub(crate) use directory::Walk;
+pub(crate) use files::{Files, Found};
 use layer::{HashWriter, Layer, TreeOptions};
 
 const BUFFER_LEN: usize = 256 << 10;
@@ -206,7 +207,7 @@ fn cannot_write(options: &ExportOptions, error: io::Error) -> Failure {
 fn open_files<'a>(image: &'a Loaded, excluded: &'a [&'a [u8]]) -> Result<Box<dyn Files + 'a>, Failure> {
     Ok(match &image.content {
         Content::Squashfs(content) => Box::new(squashfs::Walk::new(content, excluded)),
-        Content::Directory(_) => Box::new(directory::Walk::new(&image.opened.path, excluded)?),
+        Content::Directory(_) => Box::new(Walk::new(&image.opened.path, excluded)?),
     })
 }
 

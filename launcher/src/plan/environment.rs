@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use mizzen_core::options::EnvOption;
@@ -30,6 +31,9 @@ pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 /// Tells programs which image they run in, if its digest is known.
 pub const DIGEST_VARIABLE: &str = "MIZZEN_IMAGE_DIGEST";
 
+/// Begin the names of variables that describe the job; an image knows nothing of it.
+const JOBS: [&str; 6] = ["SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "MIZZEN_"];
+
 /// Tells programs that they are in a container, and in which: the image's path, or its name in a registry.
 pub const IMAGE_VARIABLE: &str = "MIZZEN_IMAGE";
 
@@ -56,7 +60,9 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
             chosen.insert(name.clone(), (value.clone(), "host".into()));
         }
     }
-    for (name, value) in &facts.image_environment {
+    // Slurm's commands, which run outside, would obey some of them.
+    let is_jobs = |name: &OsString| JOBS.iter().any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()));
+    for (name, value) in facts.image_environment.iter().filter(|(name, _)| !is_jobs(name)) {
         let hosts = rule(name) == Some(Rule::Host) && chosen.contains_key(name);
         if !hosts {
             chosen.insert(name.clone(), (value.clone(), "image".into()));
@@ -145,6 +151,7 @@ mod tests {
             ("HOME", "/root"),
             ("CONDA_PREFIX", "/opt/conda"),
             ("LD_LIBRARY_PATH", "/opt/lib"),
+            ("SLURM_TASK_PROLOG", "/image/evil"),
         ]);
         let facts = Facts {
             image_environment: environment_of_image,

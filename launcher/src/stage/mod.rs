@@ -22,7 +22,7 @@ mod requirements;
 mod site;
 mod source;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,7 @@ use mizzen_core::failure::cause;
 use mizzen_core::staging::{Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
 use tracing::debug;
 
 use crate::image::{self, ImageKind, OpenedImage, check_content, check_superblock, shown};
@@ -186,6 +187,13 @@ fn try_stage(
 ) -> Result<StagedImage, StageError> {
     let place = shown(&opened.path);
     requirements.check_source(&opened)?;
+    // What others can write to after its digest was compared is not what was asked for: of that a copy is used, or nothing.
+    let own_copy = opened.kind != ImageKind::Directory
+        && staging.policy == Policy::Auto
+        && requirements.content_matters()
+        && others_can_write(&opened);
+    let with_copy = StagingOptions { policy: Policy::Always, copy_required: true, ..staging.clone() };
+    let staging = if own_copy { &with_copy } else { staging };
     if opened.kind == ImageKind::Directory {
         return Ok(StagedImage { opened, digest: None, provenance: Provenance::Source });
     }
@@ -226,6 +234,12 @@ fn try_stage(
         requirements.check_content(found)?;
     }
     Ok(ready)
+}
+
+/// Whether an image can be changed by somebody beside this user and root.
+fn others_can_write(opened: &OpenedImage) -> bool {
+    let safe = |found: Metadata| [0, geteuid().as_raw()].contains(&found.uid()) && found.mode() & 0o022 == 0;
+    !opened.file.metadata().is_ok_and(safe)
 }
 
 /// Whether a file still has the name by which it was opened.
