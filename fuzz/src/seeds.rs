@@ -140,7 +140,7 @@ const REQUESTS: [&str; 11] = [
     "oci",
     "join=1.0",
     "image=/images/tf.sqsh",
-    "image=/a.sqsh&mounts=/a%2C/b%3A/c%3Aro%2Bnoexec%2Ctmpfs%3A/t%3Asize%3D5m&env=A%3Db%2CC%2CD%3De%5C%2Cf&device=a.b/c%3Dd&workdir=/w\
+    "image=/a.sqsh&mounts=/a%2C/b%3A/c%3Aro%2Bnoexec%2Ctmpfs%3A/t%3Asize%3D5m&env=C%2CA%3Db%2CD%3De%5C%2Cf&device=a.b/c%3Dd&workdir=/w\
      &mount-home=no&writable=5g&remap-root=yes&entrypoint=yes&script=no&stage=bcast&gpu=all&mpi=host&verbose=yes",
     "image=/s/x.sqsh&reference=docker%3A//docker.io/library/ubuntu%3A24.04%40sha256%3A\
      0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef&workdir=/w",
