@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install stage stage-inject deps root demo cluster test test-long releases bench fuzz fuzzers \
-  lint msrv bindings clean
+.PHONY: help build portable install stage stage-inject deps root demo demo-tensorflow demo-pytorch cluster test test-long \
+  releases bench fuzz fuzzers lint msrv bindings clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -22,6 +22,7 @@ CARGO := env -u MAKEFLAGS cargo
 
 help:
 	@echo 'make demo       a session on a throw-away two-node Slurm cluster (root)'
+	@echo 'make demo-tensorflow, demo-pytorch   ResNet-50 on that cluster; ten minutes the first time (root)'
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
@@ -127,6 +128,11 @@ cluster: deps root stage
 demo: deps root stage
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster demo
+
+# The examples with the real frameworks: their images are made first, of a gigabyte of packages.
+demo-tensorflow demo-pytorch: deps root stage
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster demo $(@:demo-%=%)
 
 # The tests wait for Slurm more than they compute.
 test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))

@@ -17,6 +17,7 @@ mod commands;
 mod container;
 mod dependencies;
 mod essentials;
+mod examples;
 mod fabric;
 mod failing;
 mod file_server;

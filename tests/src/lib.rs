@@ -20,6 +20,8 @@ pub mod cgroup;
 pub mod check;
 pub mod cluster;
 pub mod copies;
+pub mod demo;
+pub mod examples;
 pub mod images;
 pub mod init;
 pub mod jobs;
