@@ -12,6 +12,8 @@ import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # what TensorFlow says of the processor is not for every rank to repeat
+# More ranks than cores, as in the demo, would wait for each other on cores that the others need.
+os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from mpi4py import MPI
