@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
 .PHONY: help build portable install stage stage-inject deps root demo demo-tensorflow demo-pytorch cluster test test-long \
-  releases bench fuzz fuzzers lint msrv bindings clean
+  releases bench bench-training fuzz fuzzers lint msrv bindings clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -15,6 +15,8 @@ TOOLS := target/tools
 FROM  ?= target/release
 # release, or quick: built in seconds after an edit, and a little slower.
 PROFILE ?= release
+# How many pairs of trainings bench-training compares.
+PAIRS ?= 10
 # How long each parser is fuzzed.
 SECONDS ?= 60
 # make's own flags name descriptors that cargo does not get, and cargo would warn of that.
@@ -26,6 +28,7 @@ help:
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
+	@echo 'make bench-training  trainings on the node and in a container, for docs/performance.md; PAIRS=10 (root)'
 	@echo 'make fuzz       every parser of what others write; SECONDS=60 each, TARGET=squashfs'
 	@echo 'make cluster    a shell on a throw-away cluster; RELEASE=22.05 NODES=2 (root)'
 	@echo 'make build      target/release/mizzen, mizzen-import and libspank_mizzen.so'
@@ -150,6 +153,11 @@ releases:
 bench: deps root stage
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster bench
+
+# Not a part of `bench`: it takes about an hour, and renews docs/performance.md.
+bench-training: deps root stage
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster bench training $(PAIRS)
 
 test-long: export MIZZEN_TEST_LONG = 1
 test-long: test

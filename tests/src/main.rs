@@ -15,6 +15,8 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster demo                     what mizzen does, on a two-node cluster
        vcluster demo [tensorflow|pytorch]  that example, on a two-node cluster
        vcluster bench [slurm|staging|import|mpi]  mizzen beside its peers; or only steps, copies, imports, or messages between ranks
+       vcluster bench training PAIRS     trainings on nodes and in containers, into docs/performance.md
+       vcluster bench training-report    the same, of the numbers that are there
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
 
@@ -34,6 +36,8 @@ fn main() -> ExitCode {
         ["bench", "staging"] => bench::run_staging(25),
         ["bench", "import"] => bench::run_import(25),
         ["bench", "mpi"] => bench::run_mpi(25),
+        ["bench", "training", pairs] => pairs.parse().map_err(Into::into).and_then(bench::run_training),
+        ["bench", "training-report"] => bench::run_training_report(),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),
         ["role-init", supervisor] => supervisor.parse().map_err(Into::into).and_then(init::run),
