@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install stage stage-inject deps root demo cluster test test-long releases bench fuzz fuzzers \
-  lint msrv bindings docs docs-test clean
+.PHONY: help build portable install stage stage-inject deps root demo demo-tensorflow demo-pytorch cluster test test-long \
+  releases bench bench-training fuzz fuzzers lint msrv bindings docs docs-test clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -15,6 +15,8 @@ TOOLS := target/tools
 FROM  ?= target/release
 # release, or quick: built in seconds after an edit, and a little slower.
 PROFILE ?= release
+# How many pairs of trainings bench-training compares.
+PAIRS ?= 10
 # How long each parser is fuzzed.
 SECONDS ?= 60
 # What `mizzen --version` says: the commit as well, where there is a repository.
@@ -26,9 +28,11 @@ CARGO := env -u MAKEFLAGS cargo
 
 help:
 	@echo 'make demo       a session on a throw-away two-node Slurm cluster (root)'
+	@echo 'make demo-tensorflow, demo-pytorch   ResNet-50 on that cluster; ten minutes the first time (root)'
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
+	@echo 'make bench-training  trainings on the node and in a container, for docs/performance.md; PAIRS=10 (root)'
 	@echo 'make fuzz       every parser of what others write; SECONDS=60 each, TARGET=squashfs'
 	@echo 'make cluster    a shell on a throw-away cluster; RELEASE=22.05 NODES=2 (root)'
 	@echo 'make build      target/release/mizzen, mizzen-import and libspank_mizzen.so'
@@ -135,6 +139,11 @@ demo: deps root stage
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster demo
 
+# The examples with the real frameworks: their images are made first, of a gigabyte of packages.
+demo-tensorflow demo-pytorch: deps root stage
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster demo $(@:demo-%=%)
+
 # The tests wait for Slurm more than they compute.
 test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))
 test: deps root
@@ -151,6 +160,11 @@ releases:
 bench: deps root stage
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster bench
+
+# Not a part of `bench`: it takes about an hour, and renews docs/performance.md.
+bench-training: deps root stage
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster bench training $(PAIRS)
 
 test-long: export MIZZEN_TEST_LONG = 1
 test-long: test

@@ -165,9 +165,9 @@ const CONFIG: &str = "image_folders = [\"/images\"]\nmounts = [\"/scratch\", \"/
                       digests = [\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n";
 
 const OPTIONS: &str =
-    "/a,/b:/c:ro+noexec,tmpfs:/t:size=5m\0A=b,C,D=e\\,f\0nvidia.com/gpu=0,a.b/c=d\0always\0pid,ipc\x00512m";
+    "/a,/b:/c:ro+noexec,tmpfs:/t:size=5m\0C,A=b,D=e\\,f\0nvidia.com/gpu=0,a.b/c=d\0always\0pid,ipc\x00512m";
 
-const ORDER: &str = "mizzen slurm 1\0srun\0/home/alice\x0018\x001024,1024\x002\0srun\0-n2\0PATH=/bin\0A=b\0";
+const ORDER: &str = "mizzen slurm 2\0srun\0/home/alice\x001:2\x0018\x001024,1024\x002\0srun\0-n2\x002\0program 1:3 ./a b\0directory - /x\0PATH=/bin\0A=b\0";
 
 #[cfg(test)]
 mod tests {

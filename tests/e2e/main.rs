@@ -18,6 +18,7 @@ mod container;
 mod dependencies;
 mod documents;
 mod essentials;
+mod examples;
 mod fabric;
 mod failing;
 mod file_server;

@@ -6,6 +6,7 @@ mod import;
 mod mpi;
 mod slurm;
 mod staging;
+mod training;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -64,6 +65,16 @@ pub fn run_import(rounds: u32) -> Result<()> {
 /// The same for messages between the ranks of a step alone.
 pub fn run_mpi(rounds: u32) -> Result<()> {
     mpi::run(rounds)
+}
+
+/// Trainings and messages, on the node and in a container, so many pairs of each: for docs/performance.md.
+pub fn run_training(pairs: u32) -> Result<()> {
+    training::run(pairs)
+}
+
+/// What docs/performance.md says of trainings, of the numbers that are there.
+pub fn run_training_report() -> Result<()> {
+    training::run_report()
 }
 
 /// The same for copies of images alone.

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 
-use crate::release::{Release, lock, make_rootfs};
+use crate::examples::Example;
+use crate::release::{Release, lock};
 use crate::{run_tool, target_dir};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -131,18 +132,17 @@ fn compile(name: &str, options: &[&OsStr]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A Debian of the tests' usual release with Open MPI, mpi4py and numpy, as zstd squashfs: made once and kept beside
-/// its tree in `target/rootfs`.
+/// The image of `examples/numpy`: a Debian of the tests' usual release with Open MPI, mpi4py and numpy.
 pub fn mpi() -> Result<Vec<u8>> {
-    packed_once(&mpi_rootfs()?)
+    Example::NUMPY.image()
 }
 
 /// The tree of that image.
 pub fn mpi_rootfs() -> Result<PathBuf> {
-    make_rootfs(Release::Slurm22_05.debian(), "mpi", "openmpi-bin,python3-mpi4py,python3-numpy")
+    Example::NUMPY.tree()
 }
 
-/// Packs a root file system of [`make_rootfs`] without what no program reads, unless that was done before.
+/// Packs a tree of `target/rootfs` as zstd squashfs and keeps it there, without what no program reads, unless that was done before.
 pub fn packed_once(root: &Path) -> Result<Vec<u8>> {
     let image = root.with_extension("sqsh");
     let _lock = lock(&root.with_extension("sqsh.lock"))?;

@@ -9,16 +9,19 @@ use anyhow::{Result, bail};
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::release::hpc_rootfs;
 use mizzen_tests::{
-    Cluster, Release, User, bench, browser, init, machine, messages, record, repository, supervise,
+    Cluster, Release, User, bench, browser, demo, init, machine, messages, record, repository, supervise,
 };
 
 const USAGE: &str = "\
 usage: vcluster releases                 make the root file systems: all Slurm releases, and one with MPICH and rdma-core
        vcluster demo                     what mizzen does, on a two-node cluster
+       vcluster demo [tensorflow|pytorch]  that example, on a two-node cluster
        vcluster bench [slurm|staging|import|mpi]  mizzen beside its peers; or only steps, copies, imports, or messages between ranks
        vcluster browse                   target/book, in a headless browser
        vcluster messages                 docs/messages.md, from the sources
        vcluster record                   docs/run.svg, the picture of a session
+       vcluster bench training PAIRS     trainings on nodes and in containers, into docs/performance.md
+       vcluster bench training-report    the same, of the numbers that are there
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
 
@@ -31,7 +34,8 @@ fn main() -> ExitCode {
                 Release::ALL.into_iter().map(Release::rootfs).chain(std::iter::once_with(hpc_rootfs));
             all.try_for_each(|made| made.map(drop))
         }
-        ["demo"] => demo(),
+        ["demo"] => demo::run(),
+        ["demo", name] => demo::run_example(name),
         ["bench"] => bench::run(25),
         ["bench", "slurm"] => bench::run_slurm(25),
         ["bench", "staging"] => bench::run_staging(25),
@@ -41,6 +45,8 @@ fn main() -> ExitCode {
         ["messages"] => messages::page(&repository())
             .and_then(|page| Ok(std::fs::write(repository().join("docs/messages.md"), page)?)),
         ["record"] => record::record(),
+        ["bench", "training", pairs] => pairs.parse().map_err(Into::into).and_then(bench::run_training),
+        ["bench", "training-report"] => bench::run_training_report(),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),
         ["role-init", supervisor] => supervisor.parse().map_err(Into::into).and_then(init::run),
@@ -88,42 +94,5 @@ fn shell(args: &[&str]) -> Result<()> {
     )?;
     let prompt = format!("PS1=alice@{}:\\w\\$ ", cluster.release().debian());
     cluster.command("ctl", User::Alice, &["env", &prompt, "TERM=xterm", "bash", "--norc"]).status()?;
-    Ok(())
-}
-
-/// What a user sees: the commands of a first session and their answers.
-fn demo() -> Result<()> {
-    let cluster = Cluster::start(Cluster::spec("demo"))?;
-    cluster.share("tf.sqsh", &ImageTree::busybox()?.squashfs(&["-comp", "zstd"])?)?;
-    for (why, command) in [
-        ("A real Slurm cluster, thrown away at the end.", "sinfo"),
-        ("Jobs without a container are not touched.", "srun -N2 hostname"),
-        (
-            "The same in a container: the image's system, your own identity and files, one container on each node.",
-            "srun -N2 -n4 -l --container=/shared/tf.sqsh sh -c '. /etc/os-release; echo $PRETTY_NAME, $(id -un), $(pwd)'",
-        ),
-        (
-            "A batch script runs inside, and calls srun there although the image has no Slurm.",
-            "printf '#!/bin/sh\\n#SBATCH -n2 --container=/shared/tf.sqsh\\nhead -n 1 /etc/os-release; srun hostname\\n' > job.sh; \
-             sbatch --wait --quiet --output=out.txt job.sh; cat out.txt",
-        ),
-        (
-            "Files of the node, and how long the start took.",
-            "srun --container=/shared/tf.sqsh --container-mounts=/shared:/data:ro --container-verbose ls /data",
-        ),
-        ("A mistake is refused before it waits in the queue.", "srun --container=tff.sqsh hostname"),
-        (
-            "What cannot start in its container does not start at all, and says why once on each node.",
-            "srun -N2 -n4 --container=/shared/tf.sqsh --container-mounts=/nosuch:/data ls /data",
-        ),
-        (
-            "Without Slurm, and what it would do and why.",
-            "mizzen run /shared/tf.sqsh id -un; mizzen plan -m /shared:/data:ro /shared/tf.sqsh ls | grep -E 'mount|places'",
-        ),
-        ("And no node is drained.", "sinfo"),
-    ] {
-        let done = cluster.run(&format!("exec 2>&1; {command}"));
-        writeln!(std::io::stdout(), "# {why}\n$ {command}\n{}(exit code {})\n", done.stdout, done.code)?;
-    }
     Ok(())
 }

@@ -107,31 +107,38 @@ pub fn site_rootfs() -> Result<PathBuf> {
 }
 
 fn make_tree(variant: &str, components: &str, debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
+    make_once(&format!("{name}-{debian}"), packages, |root| {
+        eprintln!("making a root file system: Debian {debian} with {packages} ...");
+        let mut make = Command::new("mmdebstrap");
+        make.args([&format!("--variant={variant}"), &format!("--components={components}"), "--quiet"])
+            // Debian testing's indexes expire sooner than mirrors and caches are renewed.
+            .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
+            .arg(format!("--include={packages}"))
+            .arg(debian)
+            .arg(root);
+        if let Some(mirror) = debian_mirror()? {
+            make.arg(format!("deb {mirror} {debian} {components}"));
+        }
+        run_tool(&mut make).map(drop)
+    })
+}
+
+/// The tree `target/rootfs/NAME`, which `make` makes unless it is there and was made of this recipe.
+pub(crate) fn make_once(name: &str, recipe: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let store = target_dir().join("rootfs");
     fs::create_dir_all(&store)?;
-    let root = store.join(format!("{name}-{debian}"));
-    let recipe = root.with_extension("packages");
+    let root = store.join(name);
+    let made_of = root.with_extension("packages");
     let _lock = lock(&root.with_extension("lock"))?;
-    if fs::read_to_string(&recipe).is_ok_and(|made_of| made_of == packages) {
+    if fs::read_to_string(&made_of).is_ok_and(|made_of| made_of == recipe) {
         return Ok(root);
     }
-    eprintln!("making a root file system: Debian {debian} with {packages} ...");
-    let _ = fs::remove_file(&recipe);
+    let _ = fs::remove_file(&made_of);
     if root.exists() {
         fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
     }
-    let mut make = Command::new("mmdebstrap");
-    make.args([&format!("--variant={variant}"), &format!("--components={components}"), "--quiet"])
-        // Debian testing's indexes expire sooner than mirrors and caches are renewed.
-        .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
-        .arg(format!("--include={packages}"))
-        .arg(debian)
-        .arg(&root);
-    if let Some(mirror) = debian_mirror()? {
-        make.arg(format!("deb {mirror} {debian} {components}"));
-    }
-    run_tool(&mut make).context("cannot make a root file system")?;
-    fs::write(&recipe, packages)?; // last: its presence says that the tree is whole
+    make(&root).context("cannot make a root file system")?;
+    fs::write(&made_of, recipe)?; // last: its presence says that the tree is whole
     Ok(root)
 }
 
@@ -142,7 +149,7 @@ pub(crate) fn lock(file: &Path) -> Result<Flock<fs::File>> {
 
 /// The Debian mirror of this machine's own apt configuration. None on other distributions: mmdebstrap then
 /// knows where Debian is.
-fn debian_mirror() -> Result<Option<String>> {
+pub(crate) fn debian_mirror() -> Result<Option<String>> {
     let listing = run_tool(Command::new("apt-get").args([
         "indextargets",
         "--format",

@@ -16,7 +16,7 @@ const BANDWIDTH: [Contender; 2] = [
 ];
 
 /// The time of one way there and back, by size.
-const PING_PONG: &str = r#"
+pub(super) const PING_PONG: &str = r#"
 import time, numpy, sys
 from mpi4py import MPI
 world, name = MPI.COMM_WORLD, sys.argv[1]
