@@ -191,7 +191,7 @@ fn the_launcher_checks_the_configuration() {
         (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
     };
     let file = format!("/root/mizzen-test-{}.toml", std::process::id());
-    fs::write(&file, "image_folders = [\"/shared/images\"]\n").unwrap();
+    fs::write(&file, "image_folders = [\"/usr/share\"]\n").unwrap();
     assert_eq!(mizzen(&["check-config", &file]), (0, format!("{file}: good\n"), String::new()));
     fs::write(&file, "\nimages = []\n").unwrap();
     let (code, _, stderr) = mizzen(&["check-config", &file]);
