@@ -142,7 +142,7 @@ fn steps_use_one_copy() {
     );
     // A nested step has the pin of its job.
     let nested = cluster.run(&format!(
-        "printf '#!/bin/sh\\nsrun env | grep MIZZEN_IMAGE\\n' > job; sbatch -W -o out --container=/shared/a.sqsh@{a} job >/dev/null; cat out"
+        "printf '#!/bin/sh\\nsrun env | grep MIZZEN_IMAGE_DIGEST\\n' > job; sbatch -W -o out --container=/shared/a.sqsh@{a} job >/dev/null; cat out"
     ));
     assert_out(&nested, 0, &format!("MIZZEN_IMAGE_DIGEST={a}\n"));
 }
