@@ -12,9 +12,10 @@ use mizzen_core::failure::quote;
 /// Programs with more arguments get them from a script, not from a person.
 const LOOKED_AT: usize = 64;
 
-/// What to tell about the first argument whose path ends at such a link.
-pub fn dangling_argument(arguments: &[OsString]) -> Option<String> {
-    arguments.iter().take(LOOKED_AT).find_map(|argument| {
+/// What to tell about the first argument of a command whose path ends at such a link. Of the program itself that is told when it
+/// cannot be executed.
+pub fn dangling_argument(command: &[OsString]) -> Option<String> {
+    command.iter().skip(1).take(LOOKED_AT).find_map(|argument| {
         // `--config=/path`
         let behind = argument.as_bytes().iter().position(|byte| *byte == b'=').map_or(0, |equals| equals + 1);
         let texts = [argument.as_bytes(), argument.as_bytes().get(behind..).unwrap_or_default()];
