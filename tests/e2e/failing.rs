@@ -206,8 +206,8 @@ fn a_node_is_called_as_slurm_calls_it(release: Release) {
     assert_failed_closed(&cluster, "another host name", &failed, &failed.stderr, message);
     // What the watcher of a file server says, through slurmstepd.
     let killed = cluster.run(
-        "srun --container-image=/shared/a.sqsh sleep 100 & until pgrep -x sleep > /dev/null && server=$(pgrep -x mizzen-fuse); \
-         do sleep 0.02; done; sleep 0.1; kill -KILL $server; wait $!",
+        "srun --container-image=/shared/a.sqsh sleep 100 & until pgrep -x sleep && pgrep -x mizzen-watch; do sleep 0.02; done > /dev/null; \
+         sleep 0.1; kill -KILL $(pgrep -x mizzen-fuse); wait $!",
     );
     let message = "mizzen: node1: /shared/a.sqsh: its file server was killed";
     assert_eq!(killed.stderr.matches(message).count(), 1, "{release}: {}", killed.text());
