@@ -73,8 +73,10 @@ fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
             "write the whole path; %u stands for your user name, %j for the job, \\$ and \\~ for themselves",
         ));
     }
-    let fields: Vec<PathBuf> =
-        split(part, b':').iter().map(|field| PathBuf::from(OsString::from_vec(unescape(field)))).collect();
+    let fields: Vec<PathBuf> = split(part, b':')
+        .iter()
+        .map(|field| PathBuf::from(OsString::from_vec(unescape(field, b":,$~\\"))))
+        .collect();
     let (source, target, flags) = match fields.as_slice() {
         [source] => (source, source, None),
         [source, target] => (source, target, None),
@@ -175,12 +177,13 @@ fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
     parts
 }
 
-fn unescape(text: &[u8]) -> Vec<u8> {
+/// Takes the backslash from before these characters, and leaves others alone.
+fn unescape(text: &[u8], special: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut bytes = text.iter().copied().peekable();
     while let Some(byte) = bytes.next() {
         match bytes.peek() {
-            Some(next) if byte == b'\\' && b":,$~\\".contains(next) => plain.extend(bytes.next()),
+            Some(next) if byte == b'\\' && special.contains(next) => plain.extend(bytes.next()),
             _ => plain.push(byte),
         }
     }
@@ -258,7 +261,7 @@ fn escape(text: &[u8], separators: &[u8]) -> Vec<u8> {
 pub fn parse_env_list(text: &OsStr) -> Result<Vec<EnvOption>, Failure> {
     let mut items: Vec<Vec<u8>> = Vec::new();
     for part in split(text.as_bytes(), b',') {
-        let part = unescape(&part);
+        let part = unescape(&part, b":,\\");
         let name_len = part.iter().position(|byte| *byte == b'=');
         let is_name = looks_like_name(part.get(..name_len.unwrap_or(part.len())).unwrap_or_default());
         match items.last_mut().filter(|item| item.contains(&b'=')) {
@@ -411,6 +414,7 @@ mod tests {
             ("A=0,1,B=2,-3,/x=y", vec![set("A", "0,1"), set("B", "2,-3,/x=y")]),
             ("A=1,B=2", vec![set("A", "1"), set("B", "2")]),
             (r"A=x\,y,B=z", vec![set("A", "x,y"), set("B", "z")]),
+            (r"A=\$x\~", vec![set("A", r"\$x\~")]),
             ("A,B,C=1", vec![host("A"), host("B"), set("C", "1")]),
         ] {
             assert_eq!(parse_env_list(OsStr::new(text)), Ok(expected), "{text}");

@@ -2,11 +2,10 @@
 //! as docs/admins.md says. In every supported release.
 
 use mizzen_tests::check::{assert_out, with_images};
+use mizzen_tests::spec::PLUGIN;
 use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
 on_every_release!(what_a_node_without_the_plugin_does, a_feature_keeps_jobs_from_such_nodes);
-
-const PLUGIN: &str = "/usr/lib/mizzen/spank_mizzen.so";
 
 /// On the second node alone: its plugstack.conf has one line, or none.
 fn set_line(cluster: &Cluster, line: &str) {
