@@ -148,11 +148,12 @@ impl<W: Output> DataStage<W> {
             self.push(Pending::EndOfRun(Some(id)))?;
         }
         if !tail.is_empty() {
-            let tail = self.add_tail(&tail)?;
+            let place = self.add_tail(&tail)?;
             if let Some(file) = self.files.get_mut(id.0) {
-                file.tail = Some(tail);
+                file.tail = Some(place);
             }
         }
+        self.pool.give_back(tail);
         Ok(id)
     }
 
@@ -160,7 +161,7 @@ impl<W: Output> DataStage<W> {
     fn add_blocks(&mut self, contents: &mut dyn Read, file: &mut FileData) -> Result<(Vec<u8>, u64)> {
         let mut count = 0;
         loop {
-            let mut block = Vec::with_capacity(self.block_size);
+            let mut block = self.pool.buffer();
             Read::take(&mut *contents, self.block_size as u64)
                 .read_to_end(&mut block)
                 .map_err(Error::Read)?;
@@ -172,6 +173,7 @@ impl<W: Output> DataStage<W> {
             if is_zero(&block) {
                 // A tail of zeros is a hole, too: as the last block of a file without a fragment.
                 file.sparse += len as u64;
+                self.pool.give_back(block);
                 self.push(Pending::Hole)?;
             } else if len == self.block_size {
                 let ticket = self.pool.encode(block);
@@ -206,7 +208,7 @@ impl<W: Output> DataStage<W> {
             return Ok(());
         }
         self.next_fragment()?;
-        let block = std::mem::replace(&mut self.fragment, Vec::with_capacity(self.block_size));
+        let block = std::mem::replace(&mut self.fragment, self.pool.buffer());
         let ticket = self.pool.encode(block);
         self.push(Pending::Fragment(ticket, None))
     }
@@ -248,7 +250,7 @@ impl<W: Output> DataStage<W> {
             Some(Pending::Block(ticket)) => {
                 let block = self.pool.take(ticket)?;
                 self.run.push(block.size, &block.digest, self.out.position());
-                self.out.write(&block.bytes)
+                self.write_block(block.bytes)
             }
             Some(Pending::Hole) => {
                 self.run.push(0, &[], self.out.position());
@@ -265,9 +267,15 @@ impl<W: Output> DataStage<W> {
                     size: block.size,
                     digest: block.digest,
                 });
-                self.out.write(&block.bytes)
+                self.write_block(block.bytes)
             }
         }
+    }
+
+    fn write_block(&mut self, bytes: Vec<u8>) -> Result<()> {
+        self.out.write(&bytes)?;
+        self.pool.give_back(bytes);
+        Ok(())
     }
 
     fn end_run(&mut self, file: Option<FileId>) -> Result<()> {
@@ -291,11 +299,16 @@ impl<W: Output> DataStage<W> {
         Ok(())
     }
 
-    /// Takes the blocks of a segment's file, unless equal ones are written.
+    /// Memory for a block, empty.
+    pub fn buffer(&self) -> Vec<u8> {
+        self.pool.buffer()
+    }
+
+    /// Takes the blocks of a segment's file, unless equal ones are written. `read` fills memory with a block of this size.
     pub fn add_stored_blocks(
         &mut self,
         id: FileId,
-        mut read: impl FnMut(u32) -> Result<Vec<u8>>,
+        mut read: impl FnMut(u32, Vec<u8>) -> Result<Vec<u8>>,
     ) -> Result<()> {
         let Some(file) = self.files.get_mut(id.0) else { return Ok(()) };
         if let Some((known, sizes)) = file.run.as_ref().and_then(|run| self.runs.get(&**run)) {
@@ -305,7 +318,7 @@ impl<W: Output> DataStage<W> {
         for size in Arc::clone(&file.blocks).iter() {
             let pending = match *size {
                 0 => Pending::Hole,
-                size => Pending::Block(self.pool.hash(read(size)?, size)),
+                size => Pending::Block(self.pool.hash(read(size, self.pool.buffer())?, size)),
             };
             self.push(pending)?;
         }

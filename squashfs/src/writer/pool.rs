@@ -64,6 +64,34 @@ pub(super) struct Pool {
     /// Blocks that were submitted and not yet taken back, of all who use the pool.
     under_way: AtomicUsize,
     limit: usize,
+    buffers: Buffers,
+}
+
+/// Memory of blocks, to be used again. Blocks are as large as what allocators ask the kernel for anew each time, and the kernel
+/// clears its pages each time: that took as long as compressing.
+struct Buffers {
+    spare: Mutex<Vec<Vec<u8>>>,
+    /// Bytes of a block.
+    capacity: usize,
+    /// So many are kept.
+    limit: usize,
+}
+
+impl Buffers {
+    /// An empty one, with room for a block.
+    fn take(&self) -> Vec<u8> {
+        let spare = self.spare.lock().ok().and_then(|mut spare| spare.pop());
+        spare.unwrap_or_else(|| Vec::with_capacity(self.capacity))
+    }
+
+    fn give_back(&self, mut buffer: Vec<u8>) {
+        buffer.clear();
+        if let Ok(mut spare) = self.spare.lock()
+            && spare.len() < self.limit
+        {
+            spare.push(buffer);
+        }
+    }
 }
 
 impl Pool {
@@ -71,7 +99,9 @@ impl Pool {
         let (jobs, queue) = channel();
         let queue = Arc::new(Mutex::new(queue));
         let limit = threads.get().saturating_mul(BLOCKS_PER_THREAD);
-        let mut pool = Pool { jobs: Some(jobs), threads: Vec::new(), under_way: AtomicUsize::new(0), limit };
+        let buffers = Buffers { spare: Mutex::default(), capacity: block_size as usize, limit };
+        let mut pool =
+            Pool { jobs: Some(jobs), threads: Vec::new(), under_way: AtomicUsize::new(0), limit, buffers };
         for number in 0..threads.get() {
             let encoder = Encoder::new(compression, block_size)?;
             let queue = Arc::clone(&queue);
@@ -92,6 +122,16 @@ pub(super) struct PoolUser {
 impl PoolUser {
     pub fn new(pool: Arc<Pool>) -> PoolUser {
         PoolUser { pool, under_way: 0 }
+    }
+
+    /// Memory for a block, empty.
+    pub fn buffer(&self) -> Vec<u8> {
+        self.pool.buffers.take()
+    }
+
+    /// Takes memory of a block back.
+    pub fn give_back(&self, buffer: Vec<u8>) {
+        self.pool.buffers.give_back(buffer);
     }
 
     /// Has a block compressed.
@@ -159,11 +199,17 @@ fn work(mut encoder: Encoder, queue: &Mutex<Receiver<Job>>) {
     }
 }
 
-fn encode(encoder: &mut Encoder, block: Vec<u8>) -> Result<StoredBlock> {
-    let (bytes, flag) = match encoder.encode(&block)? {
-        Some(compressed) => (compressed.to_vec(), 0),
-        None => (block, STORED),
+fn encode(encoder: &mut Encoder, mut block: Vec<u8>) -> Result<StoredBlock> {
+    let flag = match encoder.encode(&block)? {
+        Some(compressed) => {
+            // It is shorter, or it would be stored as it is.
+            block.clear();
+            block.extend_from_slice(compressed);
+            0
+        }
+        None => STORED,
     };
+    let bytes = block;
     // A block has at most 1 MiB.
     let size = bytes.len() as u32 | flag;
     Ok(hashed(bytes, size))

@@ -169,8 +169,8 @@ impl<W: Output> DataStage<W> {
             self.take_tail(number, &known, &mut fragments, source)?;
             let Some(file) = self.files.get(number).filter(|file| !file.blocks.is_empty()) else { continue };
             let mut position = file.start;
-            self.add_stored_blocks(FileId(number), |size| {
-                let block = read_block(position, size, source);
+            self.add_stored_blocks(FileId(number), |size, buffer| {
+                let block = read_block(position, size, source, buffer);
                 position = position.saturating_add(u64::from(size & STORED_LEN));
                 block
             })?;
@@ -195,7 +195,8 @@ impl<W: Output> DataStage<W> {
             None => {
                 let from = usize::try_from(fragment).ok().and_then(|fragment| known.get(fragment));
                 let from = from.ok_or(Error::Damaged)?;
-                let there = self.add_stored_fragment(read_block(from.start, from.size, source)?, from)?;
+                let block = read_block(from.start, from.size, source, self.buffer())?;
+                let there = self.add_stored_fragment(block, from)?;
                 taken.insert(fragment, there);
                 there
             }
@@ -207,12 +208,17 @@ impl<W: Output> DataStage<W> {
     }
 }
 
-/// Reads a block of this size, as it is stored.
-fn read_block(position: u64, size: u32, source: &mut (impl Read + Seek)) -> Result<Vec<u8>> {
-    let mut block = vec![0; (size & STORED_LEN) as usize];
-    let read = source.seek(SeekFrom::Start(position)).and_then(|_| source.read_exact(&mut block));
+/// Fills an empty buffer with a block of this size, as it is stored.
+fn read_block(
+    position: u64,
+    size: u32,
+    source: &mut (impl Read + Seek),
+    mut buffer: Vec<u8>,
+) -> Result<Vec<u8>> {
+    buffer.resize((size & STORED_LEN) as usize, 0);
+    let read = source.seek(SeekFrom::Start(position)).and_then(|_| source.read_exact(&mut buffer));
     match read {
-        Ok(()) => Ok(block),
+        Ok(()) => Ok(buffer),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Error::Damaged),
         Err(error) => Err(Error::Read(error)),
     }
