@@ -8,9 +8,9 @@ use crate::settings::Key;
 use crate::{Failure, Settings};
 
 /// The image; also what all other names begin with.
-const IMAGE: &str = "MIZZEN_CONTAINER";
+pub const IMAGE: &str = "MIZZEN_CONTAINER";
 /// The same: the name that follows from `--container-image`.
-const IMAGE_TOO: &str = "MIZZEN_CONTAINER_IMAGE";
+pub const IMAGE_TOO: &str = "MIZZEN_CONTAINER_IMAGE";
 
 /// Those of the variables that an environment has, with their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -319,6 +319,10 @@ refused salloc -n1 /scratch/job.sh
 cd; refused sbatch -D /scratch job.sh; refused srun --chdir=/scratch --bcast=$HOME/copied ./job.sh
 SLURM_WORKING_DIR=/scratch refused srun --bcast=$HOME/copied ./job.sh
 SLURM_STDINMODE=/scratch/job.sh refused srun sh; refused srun --container-image=/scratch/root true
+refused sbatch --be now /scratch/job.sh; refused srun --task-prolog=/scratch/only.sh true
+for name in SBATCH_CONTAINER MIZZEN_CONTAINER; do env $name=/scratch/root sbatch --wrap true 2>&1 | grep -v hint; done
+SLURM_REMOTE_CWD=/scratch refused srun --bcast=$HOME/copied ./job.sh; SLURM_SRUN_MULTI=1 refused srun /scratch/job.sh
+SLURM_CONF=/scratch/job.sh squeue --noheader --format=%u
 squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
 "#,
         );
@@ -343,6 +347,12 @@ squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
             ["sbatch", "srun", "srun"].map(|command| refused(command, "/scratch", OTHER_DIRECTORY)).concat(),
             planted("srun"),
             refused("srun", "/scratch/root", OTHER),
+            refused("sbatch", "--be", "may be the beginning of several options"),
+            refused("srun", "/scratch/only.sh", inside),
+            refused("sbatch", "/scratch/root", OTHER).repeat(2),
+            refused("srun", "/scratch", OTHER_DIRECTORY),
+            planted("srun"),
+            "alice\n".to_owned(),
             "1\ncode 1\n".to_owned(),
         ];
         assert_out(&done, 0, &expected.concat());
@@ -367,7 +377,7 @@ for command in srun sbatch salloc; do
     $command --usage --bcast $flag /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -q /scratch && echo $command $flag
   done
   for option in $(names $command =) --container; do
-    $command --usage --bcast $option /opt/app/tmp/job.sh /scratch/job.sh 2>&1 | grep -qE '/scratch/job.sh is (another|taken)' || echo $command $option
+    $command --usage --bcast $option /no/such/file /scratch/job.sh 2>&1 | grep -qE '/scratch/job.sh is (another|taken)' || echo $command $option
   done
 done
 names srun '=' | wc -l

@@ -24,8 +24,10 @@ pub const VARIABLE: &str = "SLURM_MIZZEN_INSIDE";
 const LAUNCHERS: [&str; 3] = ["srun", "sbatch", "salloc"];
 
 /// Further variables of one side, beside those that a container never takes from the host: a site's srun may be a
-/// script, and the image's modules are none for the host's interpreters.
-const INTERPRETERS: [&str; 18] = [
+/// script, and the image's modules are none for the host's interpreters. Slurm's configuration names plugins that its commands
+/// load.
+const ONE_SIDED: [&str; 19] = [
+    "SLURM_CONF",
     "PYTHONPATH",
     "PYTHONSTARTUP",
     "PYTHONUSERBASE",
@@ -158,8 +160,8 @@ fn exports_all(list: &OsStr) -> bool {
 }
 
 /// Whether the variable names files of the side it is set on.
-fn belongs_to_one_side(name: &OsStr) -> bool {
-    variable_rules::belongs_to_one_side(name) || INTERPRETERS.iter().any(|known| name == *known)
+pub fn belongs_to_one_side(name: &OsStr) -> bool {
+    variable_rules::belongs_to_one_side(name) || ONE_SIDED.iter().any(|known| name == *known)
 }
 
 /// Whether the variable is between this program and its helper.

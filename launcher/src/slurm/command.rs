@@ -100,7 +100,8 @@ fn run(
             .of_kind(FailureKind::NotFound)
     })?;
     let cwd = Directory::of(&order);
-    named_files::check(&order.files, cwd.real_path())?;
+    let hosts: Vec<_> = std::env::vars_os().collect();
+    named_files::check(&order.files, cwd.real_path(), &hosts)?;
     let failed = |what: &str, error: io::Error| Failure::caused_by(format!("cannot {what}"), error);
     let ended = child_signals().map_err(|errno| failed("watch processes", errno.into()))?;
     // The streams go with the closure: a copy that stayed here would keep the other end of a pipe waiting.

@@ -2,11 +2,14 @@
 //!
 //! What follows the program of a step means nothing to srun, so where its options end has to be known: `srun -l cat
 //! /etc/passwd` reads no file. For that it is enough to know which options have no word after them. One that is missing here makes
-//! the next word the value of an option, and values are looked at too.
+//! the next word the value of an option, and values are looked at too. A beginning of such a name could be that of another option,
+//! which has a word after it (`--be` is salloc's `--bell` and sbatch's `--begin`): it is refused.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+use mizzen_core::Failure;
+use mizzen_core::failure::quote;
 use mizzen_core::settings::Argument;
 use mizzen_core::slurm_options::{self, OptionSpec};
 
@@ -29,21 +32,28 @@ pub enum FileWord<'a> {
     Program(&'a OsStr),
     /// The image of a container, which may be a directory.
     Image(&'a OsStr),
+    /// Where output goes.
+    Output(&'a OsStr),
     /// Some other word.
     Value(&'a OsStr),
 }
 
-/// The words that may name files which the command reads; srun reads its program if it broadcasts it.
-pub fn file_words<'a>(command: &str, arguments: &'a [OsString], broadcasts: bool) -> Vec<FileWord<'a>> {
-    let mut words = Words { command, found: Vec::new(), reads_program: command != "srun" || broadcasts };
+/// The words that may name files which the command reads; srun reads its program if `reads_program` or an option says so. Refuses options of which it
+/// is not known whether a word follows.
+pub fn file_words<'a>(
+    command: &str,
+    arguments: &'a [OsString],
+    reads_program: bool,
+) -> Result<Vec<FileWord<'a>>, Failure> {
+    let mut words = Words { command, found: Vec::new(), reads_program: command != "srun" || reads_program };
     if !["srun", "sbatch", "salloc"].contains(&command) {
         arguments.iter().for_each(|word| words.value(word));
-        return words.found;
+        return Ok(words.found);
     }
     let mut programs = Vec::new();
     // The components of a heterogeneous job, each with options of its own; srun's also with a program.
     for component in arguments.split(|word| word == ":") {
-        programs.extend(words.options(component));
+        programs.extend(words.options(component)?);
         if command != "srun" && !programs.is_empty() {
             break;
         }
@@ -51,7 +61,7 @@ pub fn file_words<'a>(command: &str, arguments: &'a [OsString], broadcasts: bool
     if words.reads_program {
         words.found.extend(programs.into_iter().map(FileWord::Program));
     }
-    words.found
+    Ok(words.found)
 }
 
 /// What follows an option.
@@ -60,6 +70,8 @@ enum NextWord {
     Value,
     /// Its value, which names an image.
     Image,
+    /// Its value, which names a file for output.
+    Output,
     /// Its value, which is a command and names no file.
     Command,
     /// Something else.
@@ -74,26 +86,27 @@ struct Words<'a, 'c> {
 
 impl<'a> Words<'a, '_> {
     /// Goes through the options, and gives back the word after them.
-    fn options(&mut self, arguments: &'a [OsString]) -> Option<&'a OsStr> {
+    fn options(&mut self, arguments: &'a [OsString]) -> Result<Option<&'a OsStr>, Failure> {
         let mut words = arguments.iter().map(OsString::as_os_str);
         while let Some(word) = words.next() {
             let next = match word.as_bytes() {
-                b"--" => return words.next(),
-                [b'-', b'-', long @ ..] => self.long(long),
+                b"--" => return Ok(words.next()),
+                [b'-', b'-', long @ ..] => self.long(long)?,
                 [b'-', _, ..] => self.letters(word),
-                _ => return Some(word),
+                _ => return Ok(Some(word)),
             };
             match next {
                 NextWord::Other => {}
                 NextWord::Command => drop(words.next()),
                 NextWord::Value => words.next().into_iter().for_each(|value| self.value(value)),
                 NextWord::Image => self.found.extend(words.next().map(FileWord::Image)),
+                NextWord::Output => self.found.extend(words.next().map(FileWord::Output)),
             }
         }
-        None
+        Ok(None)
     }
 
-    fn long(&mut self, option: &'a [u8]) -> NextWord {
+    fn long(&mut self, option: &'a [u8]) -> Result<NextWord, Failure> {
         let (name, value) = match option.iter().position(|byte| *byte == b'=') {
             Some(equals) => (&option[..equals], Some(&option[equals + 1..])),
             None => (option, None),
@@ -106,34 +119,45 @@ impl<'a> Words<'a, '_> {
         // A command of the new job, and no file of this one.
         let is_command = name.len() > 1 && means("wrap");
         let is_image = name.starts_with(b"container") && means("container-image");
-        match value {
+        let is_output = name.len() > 1 && ["output", "error"].into_iter().any(means);
+        Ok(match value {
             Some(_) if is_command => NextWord::Other,
-            Some(value) if is_image => {
-                self.found.push(FileWord::Image(OsStr::from_bytes(value)));
-                NextWord::Other
-            }
             Some(value) => {
-                self.file(OsStr::from_bytes(value));
+                let value = OsStr::from_bytes(value);
+                self.found.push(match (is_image, is_output) {
+                    (true, _) => FileWord::Image(value),
+                    (_, true) => FileWord::Output(value),
+                    _ => FileWord::Value(value),
+                });
                 NextWord::Other
             }
             None if is_command => NextWord::Command,
             None if is_image => NextWord::Image,
-            None if self.is_flag(name) => NextWord::Other,
+            None if is_output => NextWord::Output,
+            None if self.is_flag(name)? => NextWord::Other,
             None => NextWord::Value,
-        }
+        })
     }
 
-    fn is_flag(&self, name: &[u8]) -> bool {
-        let begins = |full: &str| full.as_bytes().starts_with(name);
-        match name {
-            b"wait" => self.command == "sbatch",
-            b"container" => false,
-            _ => {
-                let own = |option: &OptionSpec| {
-                    !matches!(option.argument, Argument::Required(_)) && begins(&option.name)
-                };
-                FLAGS.split_whitespace().any(begins) || slurm_options::all().iter().any(own)
+    /// Whether no word belongs to this option.
+    fn is_flag(&self, name: &[u8]) -> Result<bool, Failure> {
+        if name == b"wait" {
+            return Ok(self.command == "sbatch");
+        }
+        let own = slurm_options::all();
+        let is_own_flag = |option: &OptionSpec| !matches!(option.argument, Argument::Required(_));
+        if let Some(option) = own.iter().find(|option| option.name.as_bytes() == name) {
+            return Ok(is_own_flag(option));
+        }
+        let own_flags = own.iter().filter(|option| is_own_flag(option)).map(|option| option.name.as_ref());
+        let mut flags = FLAGS.split_whitespace().chain(own_flags);
+        match flags.clone().any(|flag| flag.as_bytes() == name) {
+            false if name != b"container" && flags.any(|flag| flag.as_bytes().starts_with(name)) => {
+                let shown = quote(&[b"--", name].concat());
+                Err(Failure::new(format!("{shown} may be the beginning of several options"))
+                    .hint("inside a container, write options of Slurm's commands in full"))
             }
+            known => Ok(known),
         }
     }
 
@@ -146,8 +170,13 @@ impl<'a> Words<'a, '_> {
             if is_flag && (rest.is_empty() || !OPTIONAL.contains(letter)) {
                 continue;
             }
-            self.file(OsStr::from_bytes(rest));
-            return if rest.is_empty() { NextWord::Value } else { NextWord::Other };
+            let rest = OsStr::from_bytes(rest);
+            let is_output = matches!(letter, 'o' | 'e');
+            if !rest.is_empty() {
+                self.found.push(if is_output { FileWord::Output(rest) } else { FileWord::Value(rest) });
+                return NextWord::Other;
+            }
+            return if is_output { NextWord::Output } else { NextWord::Value };
         }
         NextWord::Other
     }
@@ -174,8 +203,13 @@ mod tests {
         let mut words = line.split(' ').map(OsString::from);
         let command = words.next().unwrap().into_string().unwrap();
         let arguments: Vec<OsString> = words.collect();
-        let shown = file_words(&command, &arguments, false).into_iter().filter_map(|word| match word {
+        let words = match file_words(&command, &arguments, false) {
+            Ok(words) => words,
+            Err(failure) => return failure.message,
+        };
+        let shown = words.into_iter().filter_map(|word| match word {
             FileWord::Program(name) => Some(format!("!{}", name.display())),
+            FileWord::Output(name) => Some(format!(">{}", name.display())),
             FileWord::Image(name) | FileWord::Value(name) => {
                 (!name.is_empty()).then(|| name.display().to_string())
             }
@@ -188,7 +222,8 @@ mod tests {
         for (line, expected) in [
             ("sbatch job.sh /etc/passwd", "!job.sh"),
             ("sbatch -p debug -n2 --hold -HQ ./job.sh -n 3 x", "debug 2 !./job.sh"),
-            ("sbatch --export-file=/e --input /i -o/o -- job.sh x", "/e /i /o !job.sh"),
+            ("sbatch --export-file=/e --input /i -o/o -- job.sh x", "/e /i >/o !job.sh"),
+            ("sbatch --err=/a --output /b -e /c -o /d job.sh", ">/a >/b >/c >/d !job.sh"),
             ("sbatch --wait -W job.sh", "!job.sh"),
             ("sbatch --wrap /bin/true", ""),
             ("sbatch --wrap=/bin/true -n 2", "2"),
@@ -204,7 +239,12 @@ mod tests {
             ("srun -n 2 -lu --label /bin/cat /etc/passwd", "2"),
             ("srun --wait 10 /bin/cat /x", "10"),
             ("srun --bcast=/tmp/x -n 2 ./prog /y", "/tmp/x 2 !./prog"),
-            ("srun --multi file /y", "!file"),
+            ("srun --multi-prog file /y", "!file"),
+            ("srun --multi file /y", "--multi may be the beginning of several options"),
+            ("sbatch --be now /job.sh", "--be may be the beginning of several options"),
+            ("sbatch --in /dev/null /job.sh", "--in may be the beginning of several options"),
+            ("sbatch --beg now --in=/dev/null /job.sh", "now /dev/null !/job.sh"),
+            ("srun --container-rem true", "--container-rem may be the beginning of several options"),
             ("srun -n1 ./a /x : --bcast ./b /y", "1 !./a !./b"),
             ("srun -i /in prog", "/in"),
             // Of no release: the next word may be anything.

@@ -14,26 +14,29 @@ use std::path::Path;
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 use mizzen_core::trusted_file::check_only_users;
+use mizzen_core::variables;
 use nix::unistd::geteuid;
 
+use super::HOST_VARIABLE;
+use super::caller_context::belongs_to_one_side;
 use super::command_words::{FileWord, file_words};
 use super::wire::number;
 
-/// Variables that name files which srun, sbatch and salloc read, or have read by the node.
-const VARIABLES: [&str; 6] = [
-    "SLURM_PROLOG",
-    "SLURM_EPILOG",
-    "SLURM_TASK_PROLOG",
-    "SLURM_TASK_EPILOG",
-    "SLURM_HOSTFILE",
-    "SLURM_STDINMODE",
+/// The beginnings of variables that stand for options of Slurm's commands, and of ours.
+const OPTION_VARIABLES: [&str; 5] = ["SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "MIZZEN_"];
+/// Those that stand for the image of a container, which may be a directory.
+const IMAGE_VARIABLES: [&str; 6] = [
+    "SLURM_CONTAINER",
+    "SRUN_CONTAINER",
+    "SBATCH_CONTAINER",
+    "SALLOC_CONTAINER",
+    variables::IMAGE,
+    variables::IMAGE_TOO,
 ];
-/// Is the option `--container`.
-const CONTAINER: &str = "SLURM_CONTAINER";
-/// Is srun's `--chdir`.
-const WORKING_DIRECTORY: &str = "SLURM_WORKING_DIR";
-/// Has srun send its program to the nodes, as the option does.
-const BCAST: &str = "SLURM_BCAST";
+/// Are srun's `--chdir`.
+const WORKING_DIRECTORIES: [&str; 2] = ["SLURM_WORKING_DIR", "SLURM_REMOTE_CWD"];
+/// Have srun read its program, as `--bcast` and `--multi-prog` do.
+const PROGRAM_READERS: [&str; 2] = ["SLURM_BCAST", "SLURM_SRUN_MULTI"];
 
 /// A file or directory, whatever it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,15 +75,21 @@ pub enum Role {
     HostProgram,
     /// Some other word.
     Value,
+    /// A variable. One that the job has come with is the node's.
+    Variable,
+    /// Output goes there.
+    Output,
     /// A word that may be a directory in which the command looks for its program (`--chdir`).
     Directory,
 }
 
 /// The roles' names on the wire.
-const ROLES: [(Role, &str); 4] = [
+const ROLES: [(Role, &str); 6] = [
     (Role::Program, "program"),
     (Role::HostProgram, "command"),
     (Role::Value, "value"),
+    (Role::Variable, "variable"),
+    (Role::Output, "output"),
     (Role::Directory, "directory"),
 ];
 
@@ -118,19 +127,35 @@ pub fn named_files(
     command: &str,
     arguments: &[OsString],
     environment: &[(OsString, OsString)],
-) -> Vec<NamedFile> {
+) -> Result<Vec<NamedFile>, Failure> {
     let value_of = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
-    let mut words = file_words(command, arguments, value_of(BCAST).is_some());
-    let directories = directories(&words, value_of(WORKING_DIRECTORY));
-    words.extend(VARIABLES.into_iter().filter_map(value_of).map(|value| FileWord::Value(value)));
-    words.extend(value_of(CONTAINER).map(|value| FileWord::Image(value)));
+    let reads_program = PROGRAM_READERS.into_iter().any(|name| value_of(name).is_some());
+    let words = file_words(command, arguments, reads_program)?;
+    let directories = directories(&words, WORKING_DIRECTORIES.into_iter().filter_map(value_of));
     let program = if command == "salloc" { Role::HostProgram } else { Role::Program };
-    words.into_iter().filter_map(|word| named_file(word, program)).chain(directories).collect()
+    let words = words.into_iter().filter_map(|word| {
+        let (name, role) = match word {
+            FileWord::Program(name) => (name, program),
+            FileWord::Output(name) => (name, Role::Output),
+            FileWord::Image(name) | FileWord::Value(name) => (name, Role::Value),
+        };
+        named_file(name, role, matches!(word, FileWord::Image(_)))
+    });
+    // Which of them name files, each release of Slurm says anew.
+    let is_option = |name: &OsStr| {
+        OPTION_VARIABLES.iter().any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()))
+            && !belongs_to_one_side(name)
+            && name != HOST_VARIABLE
+    };
+    let variables = environment.iter().filter(|(name, _)| is_option(name)).filter_map(|(name, value)| {
+        named_file(value, Role::Variable, IMAGE_VARIABLES.iter().any(|image| name == image))
+    });
+    Ok(words.chain(variables).chain(directories).collect())
 }
 
 /// Where a program with a relative name may be looked for. Which option is `--chdir` need not be known: a directory that is the
 /// same on both sides does no harm, and another word is no directory.
-fn directories(words: &[FileWord], variable: Option<&OsString>) -> Vec<NamedFile> {
+fn directories<'a>(words: &[FileWord<'a>], variables: impl Iterator<Item = &'a OsString>) -> Vec<NamedFile> {
     let is_relative =
         |word: &FileWord| matches!(word, FileWord::Program(name) if !name.as_bytes().starts_with(b"/"));
     if !words.iter().any(is_relative) {
@@ -138,9 +163,9 @@ fn directories(words: &[FileWord], variable: Option<&OsString>) -> Vec<NamedFile
     }
     let values = words.iter().filter_map(|word| match word {
         FileWord::Value(name) => Some(*name),
-        FileWord::Program(_) | FileWord::Image(_) => None,
+        FileWord::Program(_) | FileWord::Image(_) | FileWord::Output(_) => None,
     });
-    let names = values.chain(variable.map(OsString::as_os_str)).filter(|name| !name.is_empty());
+    let names = values.chain(variables.map(OsString::as_os_str)).filter(|name| !name.is_empty());
     let directory = |name: &OsStr| {
         let inside = fs::metadata(name).ok().filter(Metadata::is_dir).as_ref().map(Inode::of);
         NamedFile { name: name.to_owned(), role: Role::Directory, inside }
@@ -150,29 +175,29 @@ fn directories(words: &[FileWord], variable: Option<&OsString>) -> Vec<NamedFile
 
 /// None if there is nothing to compare. A name without a slash is looked up in the working directory, which the two sides have
 /// in common or the command is in another, and by sbatch and salloc in PATH as it is outside.
-fn named_file(word: FileWord, program: Role) -> Option<NamedFile> {
-    let (name, role) = match word {
-        FileWord::Program(name) => (name, program),
-        FileWord::Image(name) | FileWord::Value(name) => (name, Role::Value),
-    };
-    let is_image = matches!(word, FileWord::Image(_));
-    let is_program = role != Role::Value;
+fn named_file(name: &OsStr, role: Role, is_image: bool) -> Option<NamedFile> {
+    let is_program = matches!(role, Role::Program | Role::HostProgram);
     let has_slash = name.as_bytes().contains(&b'/');
     // Those are the command's own, and the same: it has the caller's standard streams.
     let is_stream = name == "/dev/stdin" || name.as_bytes().starts_with(b"/dev/fd/");
     if is_stream || !(is_program || has_slash) {
         return None;
     }
-    let may_be = |found: &Metadata| found.is_file() || is_image || (is_program && !found.is_dir());
+    let may_be = |found: &Metadata| {
+        found.is_file() || is_image || ((is_program || role == Role::Variable) && !found.is_dir())
+    };
     let found = fs::metadata(name).ok().filter(may_be);
     let counts = found.is_some() || (is_program && has_slash);
     let inside = found.as_ref().map(Inode::of);
     counts.then(|| NamedFile { name: name.to_owned(), role, inside })
 }
 
-/// Refuses a command that would read other files than its caller sees; `directory` is the command's (runs outside).
-pub fn check(files: &[NamedFile], directory: &Path) -> Result<(), Failure> {
-    files.iter().try_for_each(|file| file.check(directory))
+/// Refuses a command that would read other files than its caller sees; `directory` is the command's, and `hosts` are the variables
+/// that the job has come with (runs outside).
+pub fn check(files: &[NamedFile], directory: &Path, hosts: &[(OsString, OsString)]) -> Result<(), Failure> {
+    let is_hosts =
+        |file: &NamedFile| file.role == Role::Variable && hosts.iter().any(|(_, value)| *value == file.name);
+    files.iter().filter(|file| !is_hosts(file)).try_for_each(|file| file.check(directory))
 }
 
 impl NamedFile {
@@ -190,13 +215,14 @@ impl NamedFile {
                     None => Ok(()),
                 }
             }
-            (Some(_), Some(_), Role::Program | Role::Value) => Err(refusal(format!(
-                "{shown} is another file outside the container, where this command runs"
-            ))),
+            (Some(_), Some(_), Role::Program | Role::Value | Role::Variable | Role::Output) => Err(refusal(
+                format!("{shown} is another file outside the container, where this command runs"),
+            )),
             (_, Some(_), Role::Directory) => Err(refusal(format!(
                 "{shown} is another directory outside the container, where this command would look for its program"
             ))),
-            (Some(_), None, Role::Program) => {
+            // Somebody may put another there before the command looks, or have one on the node where it is looked for.
+            (Some(_), None, Role::Program | Role::Value | Role::Variable) => {
                 Err(refusal(format!("{shown} is in the container only, and this command runs outside")))
             }
             // Nothing that the caller sees, but nobody else's to make either.
@@ -253,9 +279,11 @@ mod tests {
         let inode = |path: &Path| Some(Inode::of(&fs::metadata(path).unwrap()));
         let check = |name: &str, role: Role, inside: Option<Inode>| {
             let file = NamedFile { name: name.into(), role, inside };
-            check(&[file], &top).map_err(|failure| failure.message)
+            let hosts = [("SLURM_PROLOG".into(), "other".into())];
+            check(&[file], &top, &hosts).map_err(|failure| failure.message)
         };
-        for role in [Role::Value, Role::Program] {
+        assert_eq!(check("other", Role::Variable, inode(&one)), Ok(()), "the job has come with it");
+        for role in [Role::Value, Role::Variable, Role::Output, Role::Program] {
             assert_eq!(check("one", role, inode(&one)), Ok(()));
             let expected = "one is another file outside the container, where this command runs".to_owned();
             assert_eq!(check("one", role, inode(&other)), Err(expected));
@@ -267,9 +295,11 @@ mod tests {
         assert_eq!(check(".", Role::Directory, inode(&top)), Ok(()));
         assert_eq!(check("one", Role::Directory, None), Ok(()));
         assert_eq!(check("missing", Role::Directory, None), Ok(()));
-        assert_eq!(check("missing", Role::Value, inode(&one)), Ok(()));
+        assert_eq!(check("missing", Role::Output, inode(&one)), Ok(()));
         let expected = "missing is in the container only, and this command runs outside".to_owned();
-        assert_eq!(check("missing", Role::Program, inode(&one)), Err(expected));
+        for role in [Role::Program, Role::Value, Role::Variable] {
+            assert_eq!(check("missing", role, inode(&one)), Err(expected.clone()));
+        }
         assert_eq!(check("missing", Role::Program, None), Ok(()));
         fs::remove_dir_all(&top).unwrap();
     }
@@ -278,7 +308,8 @@ mod tests {
     fn names_are_looked_up_as_the_command_would() {
         let names = |command: &str, words: &[&str]| {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-            let found = named_files(command, &words, &[("SLURM_PROLOG".into(), "/etc/passwd".into())]);
+            let found =
+                named_files(command, &words, &[("SLURM_PROLOG".into(), "/etc/passwd".into())]).unwrap();
             let shown = |file: NamedFile| format!("{} {}", file.name.display(), file.inside.is_some());
             found.into_iter().map(shown).collect::<Vec<_>>().join(", ")
         };
@@ -293,6 +324,19 @@ mod tests {
         assert_eq!(names("srun", &["--container", "/usr", "x"]), "/usr true, /etc/passwd true");
         assert_eq!(names("srun", &["--container-mounts=/usr", "x"]), "/etc/passwd true");
         assert_eq!(names("srun", &["-i", "/etc/group", "/bin/sh"]), "/etc/group true, /etc/passwd true");
+        let variables = |name: &str, value: &str| {
+            named_files("squeue", &[], &[(name.into(), value.into())]).unwrap().len()
+        };
+        for (name, value, expected) in [
+            ("SBATCH_CONTAINER", "/usr", 1),
+            ("MIZZEN_CONTAINER", "/usr", 1),
+            ("SLURM_SUBMIT_DIR", "/usr", 0),
+            ("SLURM_OF_A_LATER_RELEASE", "/etc/passwd", 1),
+            ("SBATCH_WCKEY", "passwd", 0),
+            ("DATA", "/etc/passwd", 0),
+        ] {
+            assert_eq!(variables(name, value), expected, "{name}");
+        }
         assert_eq!(names("srun", &["-o", "/dev/null", "--chdir=/etc", "-J", "x"]), "/etc/passwd true");
     }
 }

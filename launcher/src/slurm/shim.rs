@@ -61,7 +61,7 @@ fn attempt(command: &str, arguments: Vec<OsString>) -> Result<CommandResult, Fai
     let directory = current_directory();
     let directory_inode = std::fs::metadata(".").ok().as_ref().map(Inode::of);
     let variables: Vec<(OsString, OsString)> = std::env::vars_os().collect();
-    let files = named_files(command, &arguments, &variables);
+    let files = named_files(command, &arguments, &variables)?;
     let (environment, left_out) = caller_context::leaving(command, variables, &directory);
     for name in left_out {
         report_note(&format!("{command}: {} is too long to reach the new step", quote(name.as_bytes())));

@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, umask};
 use super::named_files::{Inode, NamedFile};
 
 /// Both ends are the same program, unless it was replaced while the job ran.
-const VERSION: &[u8] = b"mizzen slurm 2";
+const VERSION: &[u8] = b"mizzen slurm 3";
 
 /// A terminal signals all processes in its foreground, so the command's children get it too.
 pub const FROM_TERMINAL: u8 = 0x80;
