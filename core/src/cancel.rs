@@ -7,6 +7,10 @@
 //! wake sends SIGTERM, which lets programs clean up and tells the other waiting tasks that they can exit. One second later it
 //! sends SIGSTKFLT, which no program handles. Waiting tasks block both signals. If the container is missing on every node, which
 //! is the usual case, all tasks end with 125.
+//!
+//! That signal is also the only word that a node hears of another one, so it decides who tells the user. The step's first node
+//! tells at once. The others wait for their turn first, and whoever gets the signal meanwhile says nothing: a thousand nodes that
+//! fail for one reason give one message.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -42,11 +46,34 @@ pub fn hold_back_signals() {
     let _ = held.thread_block();
 }
 
-/// Ends the step; returns when this task should end.
+/// Waits until it is this node's turn to tell the user; whether another node has ended the step meanwhile, and so has told. Every
+/// failed task of a node waits, not only the one that would tell: where srun ends a step whose first task has failed, that one
+/// would be ended before its turn.
+pub fn is_told_elsewhere(nodes: &OtherNodes, speaks: bool) -> bool {
+    let margin = if speaks { Duration::ZERO } else { NEXT };
+    nodes.index > 0 && cancelled_elsewhere_within(turn(nodes) + margin)
+}
+
+/// Waits for this node's turn and ends the step, unless another node does; returns when this task should end.
 pub fn cancel_step(step: &str, nodes: &OtherNodes) {
-    if cancelled_elsewhere_within(WAIT + NEXT * nodes.index.min(NEXT_LIMIT)) {
-        return;
+    if !cancelled_elsewhere_within(turn(nodes)) {
+        end_step(step, nodes);
     }
+}
+
+/// Ends the step after telling the user, which on all nodes but the first was this node's turn.
+pub fn cancel_told_step(step: &str, nodes: &OtherNodes) {
+    match nodes.index {
+        0 => cancel_step(step, nodes),
+        _ => end_step(step, nodes),
+    }
+}
+
+fn turn(nodes: &OtherNodes) -> Duration {
+    WAIT + NEXT * nodes.index.min(NEXT_LIMIT)
+}
+
+fn end_step(step: &str, nodes: &OtherNodes) {
     scancel(&nodes.scancel, "--signal=TERM", step);
     std::thread::sleep(GRACE);
     scancel(&nodes.scancel, &format!("--signal={}", FINAL_SIGNAL as i32), step);

@@ -28,6 +28,7 @@ mod hints;
 mod hostile;
 mod image_policy;
 mod lifetime;
+mod many_nodes;
 mod mpi;
 mod other_users;
 mod own_hostname;

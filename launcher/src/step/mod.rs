@@ -56,18 +56,20 @@ pub fn run() -> ExitCode {
     let failure = start(&handover, &channel).about(&handover.node);
     cancel::hold_back_signals();
     let speaks = channel.claim_report();
-    if speaks {
-        report(&failure);
-        channel.log_failure(&failure);
-    }
-    // After the report, so that nobody else makes one of what follows from this. Only the builder may end the others.
+    // Only the builder may end the others. They say nothing, because this task has the right to, or another one had it.
     if matches!(handover.role, Role::Builder { .. }) {
         channel.announce_failure(&failure);
     }
-    if let Some(nodes) =
-        handover.other_nodes.as_ref().filter(|_| speaks && failure.kind == FailureKind::CannotStart)
-    {
-        cancel::cancel_step(&handover.step, nodes);
+    let nodes = handover.other_nodes.as_ref().filter(|_| failure.kind == FailureKind::CannotStart);
+    let is_told = nodes.is_some_and(|nodes| cancel::is_told_elsewhere(nodes, speaks));
+    if speaks {
+        if !is_told {
+            report(&failure);
+        }
+        channel.log_failure(&failure);
+    }
+    if let Some(nodes) = nodes.filter(|_| speaks && !is_told) {
+        cancel::cancel_told_step(&handover.step, nodes);
     }
     ExitCode::from(failure.kind.exit_code())
 }
@@ -159,6 +161,7 @@ fn enter(
             }
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
+            let mut notes = Notes::new(handover);
             let mut helper = None;
             if let Some(step) = options.step.as_mut().filter(|_| calls && slurm_commands) {
                 match slurm::start_helper() {
@@ -167,21 +170,23 @@ fn enter(
                         step.commands = Some(slurm::helper_address());
                     }
                     // The program may never call one.
-                    Err(failure) => note(handover, &failure.to_string()),
+                    Err(failure) => notes.tell(failure.to_string()),
                 }
             }
-            let (namespaces, plan) = build(handover, channel, &options, helper, *user_namespace, accounts)?;
-            channel.log_ready(&format!("{}: {}", log_name(&options.image, &plan.facts), trace::phases()));
+            let (namespaces, plan) =
+                build(handover, channel, &options, helper, *user_namespace, accounts, &mut notes)?;
+            if let Some(text) = sandbox::dangling_argument(&options.command) {
+                notes.tell(text);
+            }
+            let started = format!("{}: {}", log_name(&options.image, &plan.facts), trace::phases());
+            channel.log_ready(&notes.added_to(started));
             // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
             // have a step for every core of a node.
             if !*alone {
                 info_span!("announce").in_scope(|| channel.announce(&namespaces, &plan.facts))?;
             }
             if options.settings.verbose() != Verbosity::Quiet {
-                note(handover, &pipeline::summary(&plan));
-            }
-            if let Some(text) = sandbox::dangling_argument(&options.command) {
-                note(handover, &text);
+                report_note(&format!("{}: {}", handover.node, pipeline::summary(&plan)));
             }
             (options, plan.facts)
         }
@@ -211,9 +216,31 @@ fn log_name(image: &ImageSource, facts: &Facts) -> String {
     }
 }
 
-/// Tells the user something that is no failure of this node.
-fn note(handover: &Handover, text: &str) {
-    report_note(&format!("{}: {text}", handover.node));
+/// What is to be said of a container that is no failure. Mostly it holds for every node of the step, so the first one tells the
+/// user, and the others leave it to Slurm's log.
+struct Notes<'a> {
+    node: &'a str,
+    is_first_node: bool,
+    logged: Vec<String>,
+}
+
+impl<'a> Notes<'a> {
+    fn new(handover: &'a Handover) -> Notes<'a> {
+        let is_first_node = handover.other_nodes.as_ref().is_none_or(|nodes| nodes.index == 0);
+        Notes { node: &handover.node, is_first_node, logged: Vec::new() }
+    }
+
+    fn tell(&mut self, text: String) {
+        match self.is_first_node {
+            true => report_note(&format!("{}: {text}", self.node)),
+            false => self.logged.push(text),
+        }
+    }
+
+    /// A line for Slurm's log, with what the user is not told.
+    fn added_to(&self, line: String) -> String {
+        self.logged.iter().fold(line, |line, note| format!("{line}; {note}"))
+    }
 }
 
 /// Makes the container and enters it.
@@ -224,14 +251,15 @@ fn build(
     helper: Option<Helper>,
     user_namespace: Option<i32>,
     accounts: &Accounts,
+    notes: &mut Notes,
 ) -> Result<(Namespaces, Plan), Failure> {
     let user_namespace = user_namespace.map(own_user_namespace).transpose()?;
     let host = Host::detect_with(accounts, user_namespace.is_some());
     let reporter = Box::new(StepReporter::new(handover, channel)?);
     let Prepared { plan, sources } = pipeline::prepare(options, &host, reporter)?;
-    plan.notes.iter().for_each(|text| note(handover, text));
+    plan.notes.iter().cloned().for_each(|text| notes.tell(text));
     if let Some(text) = unmapped_groups(&plan.identity, accounts) {
-        note(handover, &text);
+        notes.tell(text);
     }
     let namespaces = pipeline::build(&plan, Sources { helper, ..sources }, user_namespace)?;
     Ok((namespaces, plan))

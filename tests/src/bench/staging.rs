@@ -12,7 +12,10 @@ const CP: &str = "cp and fsync";
 const STAGE: &str = "mizzen stage";
 const COPIES: [Contender; 2] = [
     Contender { name: CP, command: "cp /var/tmp/large.sqsh /var/tmp/copy && sync /var/tmp/copy" },
-    Contender { name: STAGE, command: "mizzen stage /var/tmp/large.sqsh > /var/tmp/said 2>&1 || cat /var/tmp/said" },
+    Contender {
+        name: STAGE,
+        command: "mizzen stage /var/tmp/large.sqsh > /var/tmp/said 2>&1 || cat /var/tmp/said",
+    },
 ];
 
 const IN_PLACE: &str = "mizzen run, in place";
