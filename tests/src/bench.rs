@@ -67,9 +67,9 @@ pub fn run_mpi(rounds: u32) -> Result<()> {
     mpi::run(rounds)
 }
 
-/// Trainings and messages, on the node and in a container, so many pairs of each: for docs/performance.md.
-pub fn run_training(pairs: u32) -> Result<()> {
-    training::run(pairs)
+/// Trainings and messages, on the node and in a container, so many pairs of each, or of one subject: for docs/performance.md.
+pub fn run_training(pairs: u32, only: Option<&str>) -> Result<()> {
+    training::run(pairs, only)
 }
 
 /// What docs/performance.md says of trainings, of the numbers that are there.

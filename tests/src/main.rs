@@ -20,7 +20,7 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster browse                   target/book, in a headless browser
        vcluster messages                 docs/messages.md, from the sources
        vcluster record                   docs/run.svg, the picture of a session
-       vcluster bench training PAIRS     trainings on nodes and in containers, into docs/performance.md
+       vcluster bench training PAIRS [MPI|torch|TensorFlow]  trainings on nodes and in containers, into docs/performance.md
        vcluster bench training-report    the same, of the numbers that are there
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
@@ -45,7 +45,10 @@ fn main() -> ExitCode {
         ["messages"] => messages::page(&repository())
             .and_then(|page| Ok(std::fs::write(repository().join("docs/messages.md"), page)?)),
         ["record"] => record::record(),
-        ["bench", "training", pairs] => pairs.parse().map_err(Into::into).and_then(bench::run_training),
+        ["bench", "training", pairs, only @ ..] if only.len() < 2 => pairs
+            .parse()
+            .map_err(Into::into)
+            .and_then(|pairs| bench::run_training(pairs, only.first().copied())),
         ["bench", "training-report"] => bench::run_training_report(),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),

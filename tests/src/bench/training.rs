@@ -75,12 +75,19 @@ const SUBJECTS: [Subject; 3] = [
     },
 ];
 
-/// Measures everything, and writes the raw numbers, the table and the plots into the documents.
-pub fn run(pairs: u32) -> Result<()> {
+/// Measures everything, or one subject and keeps the numbers of the others; writes the raw numbers, the table and the plots into
+/// the documents.
+pub fn run(pairs: u32, only: Option<&str>) -> Result<()> {
     ensure!(pairs >= 2, "one pair has no confidence interval");
+    let subjects: Vec<&Subject> =
+        SUBJECTS.iter().filter(|subject| only.is_none_or(|name| subject.name == name)).collect();
+    ensure!(!subjects.is_empty(), "no such subject (there are MPI, torch, TensorFlow)");
     let documents = documents();
     let mut samples = Samples::new(&facts(pairs)?);
-    for subject in &SUBJECTS {
+    if let Some(name) = only {
+        samples.keep_others(Samples::parse(&fs::read_to_string(raw_numbers(&documents))?)?, name);
+    }
+    for subject in subjects {
         subject.measure(pairs, &mut samples, &documents)?;
     }
     render(&documents)

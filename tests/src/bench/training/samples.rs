@@ -93,6 +93,9 @@ pub struct Samples {
     all: Vec<Sample>,
 }
 
+/// The fact that [`Samples::note_load`] keeps.
+const LOAD: &str = "processes of others, at most";
+
 const HEADER: &str = "subject,unit,nodes,ranks,pair,where,value";
 
 impl Samples {
@@ -106,12 +109,17 @@ impl Samples {
         self.all.push(sample);
     }
 
+    /// Takes over what an earlier run has measured of other subjects, and how many others have used the machine then.
+    pub fn keep_others(&mut self, earlier: Samples, subject: &str) {
+        earlier.fact(LOAD).parse().into_iter().for_each(|load| self.note_load(load));
+        self.all.extend(earlier.all.into_iter().filter(|sample| sample.subject != subject));
+    }
+
     /// Keeps the most that others have used the machine so far: whoever reads the table should know.
     pub fn note_load(&mut self, load: f64) {
-        const NAME: &str = "processes of others, at most";
-        let most = self.fact(NAME).parse().map_or(load, |before: f64| before.max(load));
-        self.facts.retain(|fact| !fact.starts_with(NAME));
-        self.facts.push(format!("{NAME}: {most:.1}"));
+        let most = self.fact(LOAD).parse().map_or(load, |before: f64| before.max(load));
+        self.facts.retain(|fact| !fact.starts_with(LOAD));
+        self.facts.push(format!("{LOAD}: {most:.1}"));
     }
 
     /// What the run says of itself: `date`, `machine`, `command`, ….
