@@ -10,7 +10,8 @@
 //!
 //! That signal is also the only word that a node hears of another one, so it decides who tells the user. The step's first node
 //! tells at once. The others wait for their turn first, and whoever gets the signal meanwhile says nothing: a thousand nodes that
-//! fail for one reason give one message.
+//! fail for one reason give one message. (Before the launcher runs, Slurm does not pass signals on to a task: what the plugin
+//! itself finds wrong is told by every node.)
 
 use std::os::fd::AsFd;
 use std::path::Path;

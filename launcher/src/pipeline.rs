@@ -103,7 +103,16 @@ fn import(options: &RunOptions) -> Result<PathBuf, Failure> {
 fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> {
     limits::check_memory()?;
     let requirements = Requirements::new(&options.image, &options.policy);
-    let StagedImage { opened, digest, provenance } = stage(path, &requirements, &options.staging)?;
+    let staged = stage(path, &requirements, &options.staging).map_err(|failure| {
+        // Where the job was submitted, it was there.
+        match options.step.is_some() && path.symlink_metadata().is_err() {
+            true => failure.or_hint(
+                "this node does not have the file; put it on a file system that all nodes of the job share",
+            ),
+            false => failure,
+        }
+    });
+    let StagedImage { opened, digest, provenance } = staged?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
     let of_manifest = options.image.reference().and_then(|reference| reference.digest);
     Loaded::new(opened, of_manifest.or(digest))

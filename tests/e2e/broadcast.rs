@@ -118,9 +118,10 @@ fn the_source_is_read_once(release: Release) {
             ),
         );
         assert_out(&refused, 0, &format!("125\n{}", "next\n".repeat(3)));
+        assert_eq!(refused.stderr.matches(&why).count(), 1, "{why}: {}", refused.text());
         for node in NODES {
-            let message = format!("mizzen: {node}: {why}");
-            assert_eq!(refused.stderr.matches(&message).count(), 1, "{message}: {}", refused.text());
+            let log = cluster.slurmd_log(node);
+            assert!(log.contains(&format!("mizzen: {node}: {why}")), "{log}");
             assert_eq!(kept(&cluster, node), "", "{node}");
         }
         assert_eq!(cluster.run("ls /shared/marker").stdout, "");

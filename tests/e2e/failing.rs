@@ -13,14 +13,17 @@ on_every_release!(
     a_node_is_called_as_slurm_calls_it,
 );
 
-/// Four tasks on each of two nodes with these options fail, and each node tells why, once; the same in a batch script
-/// and in the step of an allocation. The message is the one of `NODE`.
-fn assert_step_fails(cluster: &Cluster, option: &str, options: &str, message: &str) {
+/// Four tasks on each of two nodes with these options fail, and these nodes tell why, once; the same in a batch script
+/// and in the step of an allocation. The message is the one of `NODE`, and is in Slurm's log on both.
+fn assert_step_fails(cluster: &Cluster, option: &str, options: &str, message: &str, told_by: &[&str]) {
     let on = |node: &str| message.replace("NODE", node);
     let srun = cluster.run(&format!("srun -N2 -n8 {options} touch /shared/marker"));
-    for node in ["node1", "node2"] {
+    for node in told_by {
         assert_failed_closed(cluster, &format!("srun {options}"), &srun, &srun.stderr, &on(node));
     }
+    let told = ["node1", "node2"].map(|node| srun.stderr.matches(&on(node)).count());
+    assert_eq!(told.iter().sum::<usize>(), told_by.len(), "{}", srun.text());
+    assert!(cluster.slurmd_log("node2").contains(&on("node2")), "{}", cluster.slurmd_log("node2"));
     let sbatch = cluster
         .run(&format!("sbatch --wait -w node1 --output=/shared/out {options} --wrap 'touch /shared/marker'"));
     let printed = cluster.run("cat /shared/out; rm /shared/out").stdout;
@@ -50,7 +53,7 @@ fn fails_closed(release: Release) {
     for (requirement, option) in ["required", "optional"].into_iter().zip(CONTAINER_OPTIONS) {
         cluster.set_plugstack(&[&format!("{requirement} {PLUGIN}")]).unwrap();
         for (image, more, message) in causes {
-            assert_step_fails(&cluster, option, &format!("{option}={image} {more}"), message);
+            assert_step_fails(&cluster, option, &format!("{option}={image} {more}"), message, &["node1"]);
         }
     }
     let by_root = |script: &str| {
@@ -65,7 +68,7 @@ fn fails_closed(release: Release) {
     assert_failed_closed(&cluster, "a job of root's", &root, &root.stderr, message);
     by_root("mv /usr/lib/mizzen/mizzen-enter /root");
     let message = "NODE: /usr/lib/mizzen/mizzen-enter: the launcher is missing";
-    assert_step_fails(&cluster, "--container-image", image, message);
+    assert_step_fails(&cluster, "--container-image", image, message, &["node1", "node2"]);
     by_root("mv /root/mizzen-enter /usr/lib/mizzen; chmod 0 /usr/bin/mizzen");
     let srun = cluster.run(&format!("srun -n2 -w node1 {image} touch /shared/marker"));
     assert!(srun.code != 0 && cluster.run("ls /shared/marker").stdout.is_empty(), "{}", srun.text());
@@ -77,6 +80,7 @@ fn fails_closed(release: Release) {
         "--container-image",
         image,
         "NODE: /etc/mizzen/mizzen.toml:1: unknown field `x`",
+        &["node1"],
     );
     by_root("mv /root/mizzen.toml /etc/mizzen/mizzen.toml");
     assert_out(&cluster.run(&format!("srun -w node2 {image} cat /image")), 0, "a\n");

@@ -29,7 +29,7 @@ fn a_failure_of_every_node_is_told_once(release: Release) {
     for options in ["", "--kill-on-bad-exit=1"] {
         let step = failing_step(&cluster, options);
         assert_eq!(step.stderr.matches(&message("node1")).count(), 1, "{release}: {}", step.text());
-        assert_eq!(step.stderr.matches("mizzen: ").count(), 2, "and its hint: {release}: {}", step.text());
+        assert_eq!(step.stderr.matches("mizzen: ").count(), 2, "with its hint: {release}: {}", step.text());
     }
     let step = failing_step(&cluster, "");
     assert_eq!(step.code, 125, "{release}: {}", step.text());
@@ -56,6 +56,7 @@ fn thirty_two_nodes_speak_with_one_voice() {
     let step = cluster.run(&format!("srun -N{NODES} --container-image=/tmp/a.sqsh true"));
     assert_eq!((step.code, step.stderr.matches("mizzen: ").count()), (125, 2), "{}", step.text());
     assert!(step.stderr.contains(&message("node1")), "{}", step.text());
+    assert!(step.stderr.contains("\nmizzen: hint: this node does not have the file; "), "{}", step.text());
 
     let note = "--container-mounts: /x is mounted twice; the last one holds";
     let step = cluster.run(&format!(

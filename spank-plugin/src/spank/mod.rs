@@ -282,24 +282,19 @@ fn refuse_command(failure: &Failure) -> ! {
     unsafe { libc::exit(code) }
 }
 
-/// Ends a task that must not run on the host. One task of the step says why; the others would only say it again.
+/// Ends a task that must not run on the host. One task of the step on this node says why; the others would only say
+/// it again.
 fn end_task(spank: &Spank, failure: &Failure) -> ! {
     let speaks = match &state::lock().channel {
         Some(channel) => channel.claim_report(),
         None => spank.local_task_id().unwrap_or(0) == 0,
     };
-    cancel::hold_back_signals();
-    let nodes = other_nodes::find(spank);
-    match nodes.as_ref().is_some_and(|nodes| cancel::is_told_elsewhere(nodes, speaks)) {
-        // The user knows; of this node Slurm's log tells.
-        true if speaks => log_info(&failure.message),
-        false if speaks => {
-            report(failure);
-            if let (Some(nodes), Some(step)) = (nodes, spank.step_name()) {
-                cancel::cancel_told_step(&step, &nodes);
-            }
+    if speaks {
+        cancel::hold_back_signals();
+        report(failure);
+        if let (Some(nodes), Some(step)) = (other_nodes::find(spank), spank.step_name()) {
+            cancel::cancel_step(&step, &nodes);
         }
-        _ => {}
     }
     // SAFETY: ends the process at once, without the exit handlers that slurmstepd has registered.
     unsafe { libc::_exit(c_int::from(failure.kind.exit_code())) }
