@@ -3,12 +3,17 @@
 //! which sees tasks end.
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use mizzen_core::handover::OtherNodes;
 use mizzen_core::{Failure, Handover, StepReport, cancel};
 
 use super::channel::TaskChannel;
 use crate::sandbox::{ContainerProcesses, Reporter, identity_of, standard_error_in, tell};
+
+/// For what is written to reach srun. The container is stopped meanwhile, and killed afterwards: srun does not wait for the output
+/// of a task that was killed, and that of Slurm 22.05 lost one message in ten.
+const DELIVERY: Duration = Duration::from_millis(250);
 
 /// How slurmstepd is told.
 pub struct StepReporter {
@@ -42,6 +47,9 @@ impl Reporter for StepReporter {
             let failure = failure.clone().about(&self.node);
             let told = stream.is_some_and(|stream| tell(&stream, &failure));
             let _ = self.report.write_failure(&failure, told);
+            if told {
+                std::thread::sleep(DELIVERY);
+            }
         })
     }
 
