@@ -247,7 +247,8 @@ pub fn parse_failure(error: &toml::de::Error, text: &str, path: &Path) -> Failur
     })
 }
 
-fn line_at(text: &str, offset: usize) -> usize {
+/// The line of a text in which this offset is.
+pub fn line_at(text: &str, offset: usize) -> usize {
     1 + text[..offset].matches('\n').count()
 }
 

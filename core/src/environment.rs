@@ -119,7 +119,10 @@ mod tests {
             ("exit 2", "`mizzen env` failed with exit code 2"),
             ("kill -TERM $$", "reading the environment file was interrupted by signal 15"),
             ("echo other=1", "the answer of `mizzen env` cannot be used: unknown field \"other\""),
-            ("echo stage=often", "the answer of `mizzen env` cannot be used: \"often\" is not auto, always, never or bcast"),
+            (
+                "echo stage=often",
+                "the answer of `mizzen env` cannot be used: \"often\" is not auto, always, never or bcast",
+            ),
         ] {
             assert_eq!(ask(script).unwrap_err().message, message, "{script}");
         }

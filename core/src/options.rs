@@ -164,7 +164,7 @@ fn is_root(path: &Path) -> bool {
 }
 
 /// Splits at a separator that no backslash precedes.
-fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
+pub fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
     let mut parts = vec![Vec::new()];
     let mut bytes = text.iter().copied();
     while let Some(byte) = bytes.next() {
@@ -303,7 +303,7 @@ fn not_a_name(name: &[u8]) -> Failure {
 }
 
 /// Whether this would be the name of a variable, as people choose them.
-fn looks_like_name(text: &[u8]) -> bool {
+pub fn looks_like_name(text: &[u8]) -> bool {
     text.first().is_some_and(|byte| byte.is_ascii_alphabetic() || *byte == b'_')
         && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(byte))
 }

@@ -162,8 +162,9 @@ fn take_file(
 /// The image that a file names.
 fn image_of(file: &Environment) -> Result<ImageOption, Failure> {
     let Some((option, value)) = file.image.clone() else {
-        return Err(Failure::new(format!("{}: no image", file.file))
-            .hint("write image = \"…\" in it, name a base_environment that does, or give --container-image"));
+        return Err(Failure::new(format!("{}: no image", file.file)).hint(
+            "write image = \"…\" in it, name a base_environment that does, or give --container-image",
+        ));
     };
     Ok(ImageOption::Image { option, value })
 }
@@ -288,15 +289,24 @@ mod tests {
         let file: &[_] = &[(Key::Writable, "yes"), (Key::Mounts, "/f:/f,/g:/g"), (Key::Env, "A=f,F=f")];
         let more: &[_] = &[(Key::Writable, "no"), (Key::Mounts, "/h:/g"), (Key::Env, "A=o")];
         let both: &[_] = &[(Key::Writable, "no"), (Key::Mounts, "/f:/f,/h:/g"), (Key::Env, "F=f,A=o")];
-        let variables_of_both =
-            [("MIZZEN_ENVIRONMENT", "v"), ("MIZZEN_CONTAINER_GPU", "all"), ("MIZZEN_CONTAINER_WRITABLE", "no")];
+        let variables_of_both = [
+            ("MIZZEN_ENVIRONMENT", "v"),
+            ("MIZZEN_CONTAINER_GPU", "all"),
+            ("MIZZEN_CONTAINER_WRITABLE", "no"),
+        ];
         let with_gpu: Vec<_> = file.iter().copied().chain([(Key::Gpu, "all")]).collect();
         for (what, asked, inherited, environment, expected) in [
             ("a file", with_file("f", typed(None, &[])), None, &[][..], container("of-file", file)),
             ("as an image", typed(Some("f.toml"), &[]), None, &[], container("of-file", file)),
             ("with options", with_file("f", typed(None, more)), None, &[], container("of-file", both)),
             ("another image", with_file("f", typed(Some("a"), &[])), None, &[], container("a", file)),
-            ("no image of its own", with_file("bare", typed(Some("a"), &[])), None, &[], container("a", file)),
+            (
+                "no image of its own",
+                with_file("bare", typed(Some("a"), &[])),
+                None,
+                &[],
+                container("a", file),
+            ),
             ("in a job", with_file("f", typed(None, &[])), outer(), &[], container("of-file", file)),
             ("a variable", typed(None, &[]), None, &variables_of_both, container("of-file", &with_gpu)),
             (

@@ -40,8 +40,7 @@ impl Variables {
 
     /// The environment file, and the variable that names it.
     pub fn environment(&self) -> Result<Option<(&'static str, &[u8])>, Failure> {
-        let found: Vec<_> =
-            ENVIRONMENT.iter().filter_map(|name| Some((*name, self.value(name)?))).collect();
+        let found: Vec<_> = ENVIRONMENT.iter().filter_map(|name| Some((*name, self.value(name)?))).collect();
         match found.as_slice() {
             [(one, value), (other, second)] if value != second => {
                 let [value, second] = [value, second].map(|value| quote(value));
@@ -75,7 +74,10 @@ impl Variables {
             match Key::ALL.iter().find(|key| key.variable().as_bytes() == name) {
                 Some(_) if value.is_empty() => {}
                 Some(key) => settings.set(*key, value).map_err(|failure| failure.about(key.variable()))?,
-                None if [IMAGE, IMAGE_TOO].iter().chain(&ENVIRONMENT).any(|known| known.as_bytes() == name) => {}
+                None if [IMAGE, IMAGE_TOO]
+                    .iter()
+                    .chain(&ENVIRONMENT)
+                    .any(|known| known.as_bytes() == name) => {}
                 None => return Err(unknown(name)),
             }
         }

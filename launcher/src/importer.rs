@@ -5,9 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+use mizzen_core::answer::AskedProcess;
 use mizzen_core::config::ImportWhen;
 use mizzen_core::find_image::{Importer, refused_by_key};
-use mizzen_core::answer::AskedProcess;
 use mizzen_core::request::ImageSource;
 use mizzen_core::trusted_file::check_only_users;
 use mizzen_core::{Failure, Reference, image_store, importer};

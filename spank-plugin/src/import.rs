@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use mizzen_core::find_image::Importer;
 use mizzen_core::answer::AskedProcess;
+use mizzen_core::find_image::Importer;
 use mizzen_core::{Failure, Reference, image_store, importer};
 
 use crate::state::State;

@@ -58,6 +58,7 @@ fn entry(option: &OptionSpec) -> String {
     };
     let (variable, more) = match option.meaning {
         Meaning::Image => (Some("MIZZEN_CONTAINER or MIZZEN_CONTAINER_IMAGE".to_owned()), ""),
+        Meaning::Environment => (Some("MIZZEN_ENVIRONMENT or MIZZEN_EDF".to_owned()), ""),
         Meaning::Setting(key, Some("no")) => (Some(key.variable()), ""),
         Meaning::Setting(key, _) => (Some(key.variable()), key.spec().more),
         Meaning::Join | Meaning::Missing => (None, ""),
