@@ -283,9 +283,9 @@ fn options_win_over_the_file(release: Release) {
                    --container-readonly --no-container-entrypoint";
     assert_out(&srun(options, show), 0, "/var\ndata\nmore\noption file\n");
     // Variables are below the file.
-    let variables = cluster.run(&format!(
-        "MIZZEN_CONTAINER_WORKDIR=/usr MIZZEN_CONTAINER_HOSTNAME=ship srun -Q --environment=e sh -c 'pwd; hostname'"
-    ));
+    let variables = cluster.run(
+        "MIZZEN_CONTAINER_WORKDIR=/usr MIZZEN_CONTAINER_HOSTNAME=ship srun -Q --environment=e sh -c 'pwd; hostname'",
+    );
     assert_out(&variables, 0, "/etc\nship\n");
     // A step's options are added to what the job's file says; a file of its own takes nothing of the job's.
     write(&cluster, ".edf/other.toml", "image = \"/shared/a.sqsh\"");

@@ -288,10 +288,7 @@ mod tests {
         let site = config(&top.join("site"));
         let finder = Finder::new(top.join("here"), Some(&list), None, &site, 0).unwrap();
         let find = |name: &str| {
-            finder
-                .find(name)
-                .map(|found| found.path.strip_prefix(top).unwrap().to_owned())
-                .map_err(|failure| failure)
+            finder.find(name).map(|found| found.path.strip_prefix(top).unwrap().to_owned())
         };
         for (name, file) in [
             ("a", "one/a.toml"),
