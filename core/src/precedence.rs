@@ -94,9 +94,9 @@ pub fn merge(
         Some(EnvironmentOption { option, value }) => Some(lookup.read_environment(option, value)?),
         None => None,
     };
-    let image = match (&file, image) {
-        (Some(file), None) => Some(image_of(file)?),
-        (_, image) => image,
+    let image = match (&file, &environment, image) {
+        (Some(file), Some(environment), None) => Some(image_of(file, &environment.option)?),
+        (_, _, image) => image,
     };
     // Not before a container is asked for: nothing that is wrong with a variable may end a job without one.
     let settings_below = |lookup: &mut dyn ImageLookup| {
@@ -159,14 +159,14 @@ fn take_file(
     }
 }
 
-/// The image that a file names.
-fn image_of(file: &Environment) -> Result<ImageOption, Failure> {
-    let Some((option, value)) = file.image.clone() else {
-        return Err(Failure::new(format!("{}: no image", file.file)).hint(
+/// The image that a file names, which `option` has named.
+fn image_of(file: &Environment, option: &str) -> Result<ImageOption, Failure> {
+    let Some((place, value)) = file.image.clone() else {
+        return Err(Failure::new(format!("{option}: {}: no image", file.file)).hint(
             "write image = \"…\" in it, name a base_environment that does, or give --container-image",
         ));
     };
-    Ok(ImageOption::Image { option, value })
+    Ok(ImageOption::Image { option: format!("{option}: {place}"), value })
 }
 
 #[cfg(test)]
@@ -322,7 +322,7 @@ mod tests {
         }
         for (asked, message) in [
             (with_file("missing", typed(None, &[])), "--environment: no such environment file"),
-            (with_file("bare", typed(None, &[])), "bare: no image"),
+            (with_file("bare", typed(None, &[])), "--environment: bare: no image"),
             (
                 with_file("f", typed(Some("none"), &[])),
                 "--container=none and --environment=f: two words for one container",

@@ -287,9 +287,8 @@ mod tests {
         let list = std::env::join_paths([top.join("one"), top.join("two"), PathBuf::new()]).unwrap();
         let site = config(&top.join("site"));
         let finder = Finder::new(top.join("here"), Some(&list), None, &site, 0).unwrap();
-        let find = |name: &str| {
-            finder.find(name).map(|found| found.path.strip_prefix(top).unwrap().to_owned())
-        };
+        let find =
+            |name: &str| finder.find(name).map(|found| found.path.strip_prefix(top).unwrap().to_owned());
         for (name, file) in [
             ("a", "one/a.toml"),
             ("d", "two/d.toml"),
