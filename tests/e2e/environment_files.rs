@@ -111,6 +111,14 @@ fn a_file_names_a_container_in_every_way(release: Release) {
             Job("", "", &format!("#SBATCH --environment=mine\n{nested}"), 0, all),
             Job("", "", &format!("#SBATCH --container=mine.toml\n{BOTH}"), 0, "a\na\n"),
             Job("", "--edf=mine", &nested, 0, all),
+            // EDF_PATH of a program inside names files of the container, which nobody reads outside: there it is the host's.
+            Job(
+                path,
+                "--environment=team",
+                "EDF_PATH=/nowhere srun -Q --environment=team cat /image; echo -$EDF_PATH-",
+                0,
+                "b\n--\n",
+            ),
             Job("MIZZEN_ENVIRONMENT=mine", "", BOTH, 0, "a\na\n"),
             Job("", "--environment=mine --no-container-script", BOTH, 0, "host\na\n"),
         ],
@@ -371,7 +379,7 @@ fn bad_files_are_named(release: Release) {
         ),
         (
             "base_environment = \"e\"".to_owned(),
-            format!("{e}:1: base_environment: base_environment leads back to itself: {e} -> {e}"),
+            format!("{e}:1: base_environment: leads back to itself: {e} -> {e}"),
             "take one of these parents out",
         ),
     ] {
@@ -381,8 +389,7 @@ fn bad_files_are_named(release: Release) {
     }
     // sbatch and salloc read it in the same way.
     for command in ["sbatch --edf=e --wrap 'touch /shared/marker'", "salloc --edf=e touch /shared/marker"] {
-        let message =
-            format!("mizzen: --edf: {e}:1: base_environment: base_environment leads back to itself");
+        let message = format!("mizzen: --edf: {e}:1: base_environment: leads back to itself");
         assert_told(&cluster.run(command), 1, &message, "take one of these parents out");
     }
     // Eleven levels.
@@ -392,7 +399,7 @@ fn bad_files_are_named(release: Release) {
     assert_told(
         &cluster.run("srun --environment=11 touch /shared/marker"),
         1,
-        "mizzen: --environment: /home/alice/.edf/1.toml:1: base_environment: more than 10 levels of base_environment",
+        "mizzen: --environment: /home/alice/.edf/1.toml:1: base_environment: more than 10 levels of parents",
         "name fewer parents of parents",
     );
     // What is no file, or nobody's.
@@ -457,6 +464,12 @@ fn bad_files_are_named(release: Release) {
         let refused = cluster.run(&format!("{variables} srun --environment={name} touch /shared/marker"));
         assert_told(&refused, 1, &format!("mizzen: --environment: {message}"), hint);
     }
+    write(&cluster, ".edf/e.toml", "\nbase_environment = 'closed'");
+    assert_failed(
+        &cluster.run("srun --environment=e touch /shared/marker"),
+        1,
+        "mizzen: --environment: /home/alice/.edf/e.toml:2: base_environment: /home/alice/.edf/closed.toml: Permission denied",
+    );
     assert_failed(
         &cluster.run("srun --environment=closed touch /shared/marker"),
         1,

@@ -25,7 +25,7 @@ use nix::unistd::geteuid;
 pub use commands::{answer_program, list, no_image, render, validate};
 use document::{Document, Placed};
 use expand::Expander;
-use find::Finder;
+use find::{Finder, FoundFile};
 
 /// How many files may inherit from each other.
 const LEVELS: usize = 10;
@@ -87,49 +87,44 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn load_all(mut self, name: &str) -> Result<Loaded, Failure> {
         let mut document = Document::default();
-        self.load(name, &mut document)?;
+        self.load(self.finder.find(name)?, &mut document)?;
         Ok(Loaded { document, files: self.files })
     }
 
     /// Puts a file on top of what is there, its parents first.
-    fn load(&mut self, name: &str, below: &mut Document) -> Result<(), Failure> {
-        let found = self.finder.find(name)?;
-        if let Some(first) = self.open.iter().position(|(id, _)| *id == found.id) {
-            let shown = |path: &PathBuf| quote(path.as_os_str().as_encoded_bytes());
-            let circle: Vec<String> =
-                self.open[first..].iter().map(|(_, path)| shown(path)).chain([shown(&found.path)]).collect();
-            return Err(Failure::new(format!(
-                "base_environment leads back to itself: {}",
-                circle.join(" -> ")
-            ))
-            .hint("take one of these parents out"));
-        }
-        if self.open.len() > LEVELS {
-            return Err(Failure::new(format!("more than {LEVELS} levels of base_environment")).hint(
-                "name fewer parents of parents; `mizzen env render` of one of them shows what it gives",
-            ));
-        }
-        // A list of parents in each of a few files could name millions.
-        if self.files.len() >= FILES {
-            return Err(
-                Failure::new(format!("made of more than {FILES} files")).hint("name each parent once")
-            );
-        }
+    fn load(&mut self, found: FoundFile, below: &mut Document) -> Result<(), Failure> {
         let document = Document::parse(&found.read()?, &found.path, &mut self.expander)?;
         self.open.push((found.id, found.path.clone()));
         for parent in &document.parents {
-            self.load(&parent.value, below).map_err(|failure| {
-                // A failure in a parent says where it is; that there is none, only who wants it can say.
-                match failure.message.starts_with('/') {
-                    true => failure,
-                    false => parent.about("base_environment", failure),
-                }
-            })?;
+            let file = self.find_parent(&parent.value);
+            self.load(file.map_err(|failure| parent.about("base_environment", failure))?, below)?;
         }
         self.open.pop();
         self.files.push(found.path);
         below.overlay(Document { parents: Vec::new(), ..document });
         Ok(())
+    }
+
+    /// Finds a parent of the file that was opened last. Recursion ends here.
+    fn find_parent(&self, name: &str) -> Result<FoundFile, Failure> {
+        let found = self.finder.find(name)?;
+        if let Some(first) = self.open.iter().position(|(id, _)| *id == found.id) {
+            let shown = |path: &PathBuf| quote(path.as_os_str().as_encoded_bytes());
+            let circle = self.open[first..].iter().map(|(_, path)| path).chain([&found.path]);
+            let circle: Vec<String> = circle.map(shown).collect();
+            return Err(Failure::new(format!("leads back to itself: {}", circle.join(" -> ")))
+                .hint("take one of these parents out"));
+        }
+        if self.open.len() > LEVELS {
+            return Err(Failure::new(format!("more than {LEVELS} levels of parents")).hint(
+                "name fewer parents of parents; `mizzen env render` of one of them shows what it gives",
+            ));
+        }
+        // A list of parents in each of a few files could name millions.
+        if self.files.len() + self.open.len() >= FILES {
+            return Err(Failure::new(format!("more than {FILES} files")).hint("name each parent once"));
+        }
+        Ok(found)
     }
 }
 
@@ -201,7 +196,7 @@ mod tests {
         };
         assert_eq!(chain(10).unwrap().files.len(), 11);
         let message = chain(11).unwrap_err();
-        assert_eq!(message, "/own/1.toml:1: base_environment: more than 10 levels of base_environment");
+        assert_eq!(message, "/own/1.toml:1: base_environment: more than 10 levels of parents");
         let circle = [
             ("own/a.toml", "base_environment = 'b'"),
             ("own/b.toml", "image = 'x'\nbase_environment = ['c']"),
@@ -209,7 +204,7 @@ mod tests {
         ];
         assert_eq!(
             load(&circle, "a").unwrap_err(),
-            "/own/c.toml:1: base_environment: base_environment leads back to itself: \
+            "/own/c.toml:1: base_environment: leads back to itself: \
              /own/b.toml -> /own/c.toml -> /own/b.toml"
         );
         let many: Vec<(String, String)> = (0..4)
@@ -220,7 +215,7 @@ mod tests {
             .collect();
         let many: Vec<(&str, &str)> =
             many.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-        assert!(load(&many, "0").unwrap_err().ends_with("made of more than 100 files"));
+        assert!(load(&many, "0").unwrap_err().ends_with("base_environment: more than 100 files"));
     }
 
     #[test]

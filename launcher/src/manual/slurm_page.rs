@@ -31,6 +31,9 @@ The program\(aqs; 125 if there is no container, 126 if the program cannot be exe
 .TP
 .I /etc/mizzen/mizzen.toml
 the site\(aqs settings
+.TP
+.I ~/.edf/NAME.toml, /etc/edf/NAME.toml
+environment files; the variable EDF_PATH names other directories in place of ~/.edf
 .SH SEE ALSO
 .BR mizzen (1),
 .BR mizzen\-plan (1),
