@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use crate::failure::quote;
 pub use crate::image_policy::ImagePolicy;
 pub use crate::registries::{Registries, RegistryConfig};
-use crate::settings::{Fabric, Key, Settings, TomlForm, Value};
+use crate::settings::{Key, Settings, TomlForm, Value};
 use crate::staging::{Amount, Policy, Verify};
 use crate::trusted_file::read_trusted;
 use crate::{Failure, image_store, registries};
@@ -59,6 +59,8 @@ macro_rules! keys {
 keys! {
     /// Folders that are searched for an image given by its bare name.
     image_folders: Vec<PathBuf> = Vec::new();
+    /// Folders that are searched for an environment file given by its bare name, after the user's own.
+    environment_folders: Vec<PathBuf> = vec!["/etc/edf".into()];
     /// Where each user's images from registries are kept, as for [`image_store::store_directory`].
     image_store: String = String::new();
     /// Where images in registries that a job names are imported.
@@ -79,8 +81,6 @@ keys! {
     stage_max_size: String = "50%".to_owned();
     /// How much of the file system the copies leave free.
     stage_keep_free: String = "10%".to_owned();
-    /// Whose libraries for the node's fabric programs get.
-    fabric: Fabric = Fabric::Auto;
     /// How everything that was tried is told, where a user asks for that (`--container-verbose=debug`).
     log_format: LogFormat = LogFormat::Text;
     /// Types of file systems that count as network file systems beside those that are known.
@@ -173,8 +173,12 @@ impl Config {
     /// What only the values themselves can show.
     fn check(&self) -> Result<(), Failure> {
         const WHOLE_PATH: &str = "write the whole path, beginning with /";
-        if let Some(folder) = self.image_folders.iter().find(|folder| !folder.is_absolute()) {
-            return Err(Failure::new(format!("image_folders: {folder:?} is not absolute")).hint(WHOLE_PATH));
+        for (key, folders) in
+            [("image_folders", &self.image_folders), ("environment_folders", &self.environment_folders)]
+        {
+            if let Some(folder) = folders.iter().find(|folder| !folder.is_absolute()) {
+                return Err(Failure::new(format!("{key}: {folder:?} is not absolute")).hint(WHOLE_PATH));
+            }
         }
         for (key, directory) in
             [("stage_directory", &self.stage_directory), ("stage_shared", &self.stage_shared)]
@@ -243,7 +247,8 @@ pub fn parse_failure(error: &toml::de::Error, text: &str, path: &Path) -> Failur
     })
 }
 
-fn line_at(text: &str, offset: usize) -> usize {
+/// The line of a text in which this offset is.
+pub fn line_at(text: &str, offset: usize) -> usize {
     1 + text[..offset].matches('\n').count()
 }
 
@@ -279,8 +284,8 @@ mod tests {
             (defaults.mount_home(), defaults.writable(), defaults.remap_root(), defaults.entrypoint())
         );
         assert_eq!(
-            (settings.script(), settings.stage(), settings.gpu(), settings.mpi()),
-            (defaults.script(), defaults.stage(), defaults.gpu(), defaults.mpi())
+            (settings.script(), settings.stage(), settings.gpu(), settings.mpi(), settings.fabric()),
+            (defaults.script(), defaults.stage(), defaults.gpu(), defaults.mpi(), defaults.fabric())
         );
         let is_table = |key: &&str| ["registries", "policy"].contains(key);
         let keys = Key::ALL.iter().filter_map(|key| key.spec().toml).chain(KEYS.iter().copied());
@@ -322,6 +327,7 @@ mod tests {
             ("\nimage_folders = [1]\n", ":2: image_folders: invalid type: integer `1`"),
             ("image_folders = [\n", ":1: "),
             ("image_folders = [\"images\"]", ": image_folders: \"images\" is not absolute"),
+            ("environment_folders = [\"edf\"]", ": environment_folders: \"edf\" is not absolute"),
             ("image_folders = []\nimage_folders = []", ":2: duplicate key"),
             ("mount_home = 1", ":1: mount_home: invalid type: integer `1`, expected a boolean"),
             ("mounts = [\"/a:b\"]", ":1: mounts: \"/a:b\": the destination is not absolute"),

@@ -232,13 +232,17 @@ fn hint_for_missing(name: &Path) -> String {
         return "it must exist on this node, and you must be able to see it".to_owned();
     }
     // `ubuntu:22.04` and the like are what Docker would take.
-    let is_file_name = name.extension().is_some_and(|extension| {
-        ["sqsh", "sqfs", "squashfs", "sif", "simg", "img", "tar"].iter().any(|known| extension == *known)
-    });
     let whole = [b"docker://", text].concat();
-    let suggestion = Reference::parse(&whole).ok().filter(|_| !is_file_name).map(|_| quote(&whole));
+    let suggestion = Reference::parse(&whole).ok().filter(|_| !is_file_name(name)).map(|_| quote(&whole));
     let suggestion = suggestion.unwrap_or_else(|| "docker://NAME".to_owned());
     format!("a relative path starts at the current directory; an image in a registry is written {suggestion}")
+}
+
+/// Whether a name looks like that of an image file, or of an archive.
+pub fn is_file_name(name: &Path) -> bool {
+    name.extension().is_some_and(|extension| {
+        ["sqsh", "sqfs", "squashfs", "sif", "simg", "img", "tar"].iter().any(|known| extension == *known)
+    })
 }
 
 /// The scheme of `scheme://…`, if the value has that form.

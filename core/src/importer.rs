@@ -5,19 +5,12 @@
 //! The environment is the asker's own: HOME, proxies, credentials. None of it is in the arguments, and no password can be, for
 //! [`Reference::parse`] refuses one.
 
-use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
-use crate::config::Source;
-use crate::failure::quote;
+use crate::answer::{AskedName, AskedProcess};
 use crate::request::{absolute_path, pinned_reference};
-use crate::staging::FAILURE_LIMIT;
 use crate::{Failure, Reference, pairs};
 
 /// The command of mizzen that imports.
@@ -26,35 +19,24 @@ pub const COMMAND: &str = "import";
 pub const FOR_SLURM: &str = "--for-slurm";
 /// Beside that: only find out which manifest a name means.
 pub const RESOLVE_ONLY: &str = "--resolve-only";
-/// Where mizzen.toml is, if plugstack.conf names one.
-pub const CONFIG: &str = "--config";
 
-const SAME_VERSION: &str = "mizzen and mizzen-import must be of the same version";
-
-/// No answer is longer: a path, a reference, or a failure.
-const ANSWER_LIMIT: usize = 64 << 10;
-
-/// An importer that can be asked once.
-pub struct ImporterProcess<'a> {
-    /// Starts it.
-    pub program: Command,
-    /// Where mizzen.toml is.
-    pub config: &'a Source,
-    /// Done now and then while it works.
-    pub meanwhile: &'a mut dyn FnMut(),
-}
+const IMPORTER: AskedName = AskedName {
+    program: "the importer",
+    work: "the import",
+    hint: "mizzen and mizzen-import must be of the same version",
+};
 
 /// Has an image imported into the user's store, unless it is there. Answers with the image's file, and its name with the digest of
 /// its manifest.
-pub fn import(process: ImporterProcess, reference: &Reference) -> Result<(PathBuf, Reference), Failure> {
+pub fn import(process: AskedProcess, reference: &Reference) -> Result<(PathBuf, Reference), Failure> {
     match ask(process, &[], reference)? {
         (Some(path), reference) => Ok((path, reference)),
-        (None, _) => Err(bad_answer("no path")),
+        (None, _) => Err(IMPORTER.bad_answer("no path")),
     }
 }
 
 /// Has the importer find out which manifest a name means: the name with its digest.
-pub fn resolve(process: ImporterProcess, reference: &Reference) -> Result<Reference, Failure> {
+pub fn resolve(process: AskedProcess, reference: &Reference) -> Result<Reference, Failure> {
     let (_, found) = ask(process, &[RESOLVE_ONLY], reference)?;
     // Whose credentials are wanted is not in an answer.
     Ok(Reference { user: reference.user.clone(), ..found })
@@ -67,69 +49,23 @@ pub fn encode_answer(path: Option<&Path>, reference: &Reference) -> String {
 }
 
 fn ask(
-    process: ImporterProcess,
+    process: AskedProcess,
     options: &[&str],
     reference: &Reference,
 ) -> Result<(Option<PathBuf>, Reference), Failure> {
-    let ImporterProcess { mut program, config, meanwhile } = process;
-    program.args([COMMAND, FOR_SLURM]).args(options);
-    if let Source::Named(path) = config {
-        program.arg(CONFIG).arg(path);
-    }
-    program.arg(reference.text_with_user()).stdin(Stdio::null()).stdout(Stdio::piped());
-    let shown = quote(program.get_program().as_bytes());
-    let failed = |error: io::Error| Failure::caused_by(format!("cannot run {shown}"), error);
-    let mut child = program.spawn().map_err(failed)?;
-    // The pipe is closed when this has been read: an importer that talks on and on ends, too.
-    let answer = child.stdout.take().map(|pipe| read_answer(pipe, meanwhile)).transpose();
-    let ended = child.wait().map_err(failed)?;
-    let answer = answer.map_err(failed)?.unwrap_or_default();
-    let (path, found) = decode_answer(ended, &answer)?;
+    let words: Vec<&str> = [COMMAND, FOR_SLURM].iter().chain(options).copied().collect();
+    let pairs = process.ask(&words, &[OsStr::new(&reference.text_with_user())], &IMPORTER)?;
+    let find = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+    let read = || {
+        let path = find("path").map(|path| absolute_path(path)).transpose()?;
+        let reference = find("reference").ok_or_else(|| Failure::new("no reference"))?;
+        Ok((path, pinned_reference(reference)?))
+    };
+    let (path, found) = read().map_err(|failure: Failure| IMPORTER.bad_answer(&failure.message))?;
     if !is_same(reference, &found) {
-        return Err(bad_answer("it is about another image"));
+        return Err(IMPORTER.bad_answer("it is about another image"));
     }
     Ok((path, found))
-}
-
-/// Reads to the end, or as much as an answer may have.
-fn read_answer(mut pipe: ChildStdout, meanwhile: &mut dyn FnMut()) -> io::Result<Vec<u8>> {
-    let (mut answer, mut buffer) = (Vec::new(), [0; 1024]);
-    while answer.len() < ANSWER_LIMIT {
-        if poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], PollTimeout::from(100_u8)) == Ok(0) {
-            meanwhile();
-            continue;
-        }
-        match pipe.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => answer.extend_from_slice(&buffer[..count]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(answer)
-}
-
-fn decode_answer(ended: ExitStatus, answer: &[u8]) -> Result<(Option<PathBuf>, Reference), Failure> {
-    match (ended.code(), ended.signal()) {
-        (Some(0), _) => {
-            let read = pairs::decode(answer.trim_ascii_end()).and_then(|pairs| {
-                let find = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
-                let path = find("path").map(|path| absolute_path(path)).transpose()?;
-                let reference = find("reference").ok_or_else(|| Failure::new("no reference"))?;
-                Ok((path, pinned_reference(reference)?))
-            });
-            read.map_err(|failure| bad_answer(&failure.message))
-        }
-        (Some(1), _) if !answer.is_empty() => Err(Failure::decode(answer.trim_ascii_end(), FAILURE_LIMIT)),
-        // Ctrl-C, most of the time.
-        (None, Some(signal)) => Err(Failure::new(format!("the import was interrupted by signal {signal}"))),
-        (code, _) => Err(Failure::new(format!("the importer failed with exit code {}", code.unwrap_or(-1)))
-            .hint(SAME_VERSION)),
-    }
-}
-
-fn bad_answer(why: &str) -> Failure {
-    Failure::new(format!("the importer's answer cannot be used: {why}")).hint(SAME_VERSION)
 }
 
 /// Whether an answer is about the image that was asked for: another tag or manifest would be another image.
@@ -142,8 +78,11 @@ fn is_same(asked: &Reference, found: &Reference) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
     use crate::Digest;
+    use crate::config::Source;
 
     fn reference() -> Reference {
         Reference::parse(b"docker://me@host.io/a/b:c").unwrap()
@@ -153,11 +92,11 @@ mod tests {
     fn ask_script<T>(
         text: &str,
         config: &Source,
-        ask: fn(ImporterProcess, &Reference) -> Result<T, Failure>,
+        ask: fn(AskedProcess, &Reference) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let mut program = Command::new("/bin/sh");
         program.args(["-c", text, "importer"]);
-        ask(ImporterProcess { program, config, meanwhile: &mut || {} }, &reference())
+        ask(AskedProcess { program, config, meanwhile: &mut || {} }, &reference())
     }
 
     fn import_by(text: &str) -> Result<(PathBuf, Reference), Failure> {
@@ -188,7 +127,7 @@ mod tests {
     fn what_is_no_answer_is_named() {
         let pinned = reference().pinned(Digest::new([7; 32]));
         let answer = encode_answer(Some(Path::new("/a")), &pinned);
-        let unusable = "the importer's answer cannot be used: ";
+        let unusable = "the answer of the importer cannot be used: ";
         for (answer, message) in [
             ("exit 2".to_owned(), "the importer failed with exit code 2".to_owned()),
             ("exit 1".to_owned(), "the importer failed with exit code 1".to_owned()),
@@ -206,7 +145,7 @@ mod tests {
             assert_eq!(import_by(&answer).unwrap_err().message, message, "{answer}");
         }
         let (program, config) = (Command::new("/nonexistent/x"), &Source::Default);
-        let missing = import(ImporterProcess { program, config, meanwhile: &mut || {} }, &reference());
+        let missing = import(AskedProcess { program, config, meanwhile: &mut || {} }, &reference());
         assert_eq!(missing.unwrap_err().message, "cannot run /nonexistent/x: No such file or directory");
     }
 }

@@ -6,11 +6,13 @@
 use std::os::unix::ffi::OsStrExt;
 
 pub mod accounts;
+pub mod answer;
 pub mod build;
 pub mod cancel;
 pub mod config;
 pub mod device;
 pub mod digest;
+pub mod environment;
 pub mod escape;
 pub mod failure;
 pub mod find_image;

@@ -48,6 +48,8 @@ pub enum EnvOption {
     Set(OsString, OsString),
     /// `NAME`: the host's value, whatever the image says.
     FromHost(OsString),
+    /// `!NAME`: no such variable, whoever sets it.
+    Unset(OsString),
 }
 
 /// Parses `SRC[:DST[:FLAGS]]`, and several of them joined by commas. A backslash takes a colon, comma, dollar, tilde or
@@ -56,7 +58,8 @@ pub fn parse_mounts(text: &OsStr) -> Result<Vec<MountOption>, Failure> {
     split(text.as_bytes(), b',').iter().map(|part| parse_mount(part)).collect()
 }
 
-fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
+/// Parses one `SRC[:DST[:FLAGS]]`, in which a comma is a letter like any other.
+pub fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     // Somebody may try to mount what only an image can be: docker://user:password@host/image.
     let shown = quote_reference(part);
     let bad = |why: &str| {
@@ -161,7 +164,7 @@ fn is_root(path: &Path) -> bool {
 }
 
 /// Splits at a separator that no backslash precedes.
-fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
+pub fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
     let mut parts = vec![Vec::new()];
     let mut bytes = text.iter().copied();
     while let Some(byte) = bytes.next() {
@@ -236,7 +239,7 @@ impl EnvOption {
     /// The name of the variable.
     pub fn name(&self) -> &OsStr {
         match self {
-            EnvOption::Set(name, _) | EnvOption::FromHost(name) => name,
+            EnvOption::Set(name, _) | EnvOption::FromHost(name) | EnvOption::Unset(name) => name,
         }
     }
 
@@ -247,6 +250,7 @@ impl EnvOption {
                 [escape(name.as_bytes(), b","), escape(value.as_bytes(), b",")].join(&b'=')
             }
             EnvOption::FromHost(name) => escape(name.as_bytes(), b","),
+            EnvOption::Unset(name) => [b"!".as_slice(), &escape(name.as_bytes(), b",")].concat(),
         }
     }
 }
@@ -256,7 +260,7 @@ fn escape(text: &[u8], separators: &[u8]) -> Vec<u8> {
     text.iter().flat_map(|byte| special(byte).then_some(b'\\').into_iter().chain([*byte])).collect()
 }
 
-/// Parses `NAME[=VALUE]`, and several of them joined by commas. What follows a comma and cannot be a name belongs to the
+/// Parses `NAME[=VALUE]` and `!NAME`, and several of them joined by commas. What follows a comma and cannot be a name belongs to the
 /// value before it: `CUDA_VISIBLE_DEVICES=0,1`. A comma that could be either is refused; `\,` is always the value's.
 pub fn parse_env_list(text: &OsStr) -> Result<Vec<EnvOption>, Failure> {
     let mut items: Vec<Vec<u8>> = Vec::new();
@@ -285,7 +289,9 @@ pub fn parse_env_list(text: &OsStr) -> Result<Vec<EnvOption>, Failure> {
         }
     }
     let parsed = items.iter().map(|item| match parse_env(OsStr::from_bytes(item))? {
-        EnvOption::Set(name, _) if !looks_like_name(name.as_bytes()) => Err(not_a_name(name.as_bytes())),
+        EnvOption::Set(name, _) | EnvOption::Unset(name) if !looks_like_name(name.as_bytes()) => {
+            Err(not_a_name(name.as_bytes()))
+        }
         variable => Ok(variable),
     });
     parsed.collect()
@@ -297,14 +303,22 @@ fn not_a_name(name: &[u8]) -> Failure {
 }
 
 /// Whether this would be the name of a variable, as people choose them.
-fn looks_like_name(text: &[u8]) -> bool {
+pub fn looks_like_name(text: &[u8]) -> bool {
     text.first().is_some_and(|byte| byte.is_ascii_alphabetic() || *byte == b'_')
         && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(byte))
 }
 
-/// Parses `NAME=VALUE` or `NAME`.
+/// Parses `NAME=VALUE`, `NAME` or `!NAME`.
 pub fn parse_env(text: &OsStr) -> Result<EnvOption, Failure> {
     let bytes = text.as_bytes();
+    if let Some(name) = bytes.strip_prefix(b"!") {
+        let name = OsStr::from_bytes(name).to_owned();
+        return if looks_like_name(name.as_bytes()) {
+            Ok(EnvOption::Unset(name))
+        } else {
+            Err(not_a_name(bytes))
+        };
+    }
     let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
         Some(equals) => (&bytes[..equals], Some(&bytes[equals + 1..])),
         None => (bytes, None),
@@ -402,6 +416,8 @@ mod tests {
         }
         assert_eq!(parse_env(OsStr::new("A=b=c")), Ok(EnvOption::Set("A".into(), "b=c".into())));
         assert_eq!(parse_env(OsStr::new("A")), Ok(EnvOption::FromHost("A".into())));
+        assert_eq!(parse_env(OsStr::new("!A")), Ok(EnvOption::Unset("A".into())));
+        assert_eq!(parse_env(OsStr::new("!A=1")).unwrap_err().message, "\"!A=1\": not a variable's name");
         assert_eq!(parse_env(OsStr::new("=x")).unwrap_err().message, "\"=…\": the name is empty");
     }
 
@@ -416,6 +432,7 @@ mod tests {
             (r"A=x\,y,B=z", vec![set("A", "x,y"), set("B", "z")]),
             (r"A=\$x\~", vec![set("A", r"\$x\~")]),
             ("A,B,C=1", vec![host("A"), host("B"), set("C", "1")]),
+            ("!A,B,C=1", vec![EnvOption::Unset("A".into()), host("B"), set("C", "1")]),
         ] {
             assert_eq!(parse_env_list(OsStr::new(text)), Ok(expected), "{text}");
         }

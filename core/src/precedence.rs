@@ -2,9 +2,14 @@
 //!
 //! Each setting by itself comes from the first of these that has it: an option, the container that the enclosing job hands
 //! down, a variable MIZZEN_CONTAINER_…; mizzen.toml is left to the node. Mounts and variables of a step are added to the job's.
+//!
+//! An environment file counts as an option, below those that were typed: these are added to what it says. It describes a whole
+//! container, so a step that names one takes nothing of the enclosing job's.
 
 use std::path::PathBuf;
 
+use crate::environment::{Environment, names_environment_file};
+use crate::failure::quote_reference;
 use crate::request::{Container, NONE};
 use crate::{Failure, Request, Settings, Variables};
 
@@ -13,6 +18,8 @@ use crate::{Failure, Request, Settings, Variables};
 pub struct TypedOptions {
     /// The image, or what stands for it.
     pub image: Option<ImageOption>,
+    /// `--environment` or `--edf`.
+    pub environment: Option<EnvironmentOption>,
     /// `--container-join`.
     pub join: Option<Vec<u8>>,
     /// The settings.
@@ -35,10 +42,22 @@ pub enum ImageOption {
     SlurmRuntime,
 }
 
+/// What names an environment file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnvironmentOption {
+    /// The option or variable, as messages name it.
+    pub option: String,
+    /// What it says.
+    pub value: Vec<u8>,
+}
+
 /// What the merger has to ask for.
 pub trait ImageLookup {
     /// Finds the image, and sees that it is one.
     fn find_image(&mut self, option: &str, value: &[u8]) -> Result<Request, Failure>;
+
+    /// Reads an environment file, and tells its notes.
+    fn read_environment(&mut self, option: &str, value: &[u8]) -> Result<Environment, Failure>;
 
     /// Where relative paths begin.
     fn directory(&mut self) -> Result<PathBuf, Failure>;
@@ -53,24 +72,42 @@ pub fn merge(
     lookup: &mut dyn ImageLookup,
 ) -> Result<Option<Request>, Failure> {
     if let Some(step) = &typed.join {
-        if typed.image.is_some() || typed.settings != Settings::default() {
+        if typed.image.is_some() || typed.environment.is_some() || typed.settings != Settings::default() {
             return Err(Failure::new("--container-join and other options of a container")
                 .hint("the container of the other step is taken as it is"));
         }
         return Request::from_join(step).map(Some).map_err(|failure| failure.about("--container-join"));
     }
-    let image = match typed.image {
-        None if inherited.is_none() => variables
-            .image()?
-            .map(|(name, value)| ImageOption::Image { option: name.to_owned(), value: value.to_vec() }),
-        image => image,
+    let (image, environment) = match (typed.image, typed.environment) {
+        (None, None) if inherited.is_none() => {
+            let image = variables.image()?.map(|(name, value)| (name.to_owned(), value.to_vec()));
+            let file = variables.environment()?.map(|(name, value)| (name.to_owned(), value.to_vec()));
+            (
+                image.map(|(option, value)| ImageOption::Image { option, value }),
+                file.map(|(option, value)| EnvironmentOption { option, value }),
+            )
+        }
+        typed => typed,
+    };
+    let (image, environment) = take_file(image, environment)?;
+    let file = match &environment {
+        Some(EnvironmentOption { option, value }) => Some(lookup.read_environment(option, value)?),
+        None => None,
+    };
+    let image = match (&file, &environment, image) {
+        (Some(file), Some(environment), None) => Some(image_of(file, &environment.option)?),
+        (_, _, image) => image,
     };
     // Not before a container is asked for: nothing that is wrong with a variable may end a job without one.
     let settings_below = |lookup: &mut dyn ImageLookup| {
         // Before they meet the job's, whose paths are absolute.
         let own = typed.settings.clone().absolute(&lookup.directory()?);
+        let own = match &file {
+            Some(file) => own.within(file.settings.clone().absolute(&lookup.directory()?)),
+            None => own,
+        };
         Ok(match &inherited {
-            Some(Request::Container(container)) => own.within(container.settings.clone()),
+            Some(Request::Container(container)) if file.is_none() => own.within(container.settings.clone()),
             Some(_) => own,
             None => own.or(variables.settings()?.absolute(&lookup.directory()?)),
         })
@@ -101,6 +138,37 @@ pub fn merge(
     }
 }
 
+/// An image whose name is that of an environment file is one.
+fn take_file(
+    image: Option<ImageOption>,
+    environment: Option<EnvironmentOption>,
+) -> Result<(Option<ImageOption>, Option<EnvironmentOption>), Failure> {
+    match (image, environment) {
+        (Some(ImageOption::Image { option, value }), None) if names_environment_file(&value) => {
+            Ok((None, Some(EnvironmentOption { option, value })))
+        }
+        (Some(ImageOption::Image { option, value }), Some(file))
+            if value == NONE || names_environment_file(&value) =>
+        {
+            let [one, other] = [&value, &file.value].map(|value| quote_reference(value));
+            let message = format!("{option}={one} and {}={other}: two words for one container", file.option);
+            Err(Failure::new(message)
+                .hint("give one of them; an image beside an environment file takes the place of the file's"))
+        }
+        others => Ok(others),
+    }
+}
+
+/// The image that a file names, which `option` has named.
+fn image_of(file: &Environment, option: &str) -> Result<ImageOption, Failure> {
+    let Some((place, value)) = file.image.clone() else {
+        return Err(Failure::new(format!("{option}: {}: no image", file.file)).hint(
+            "write image = \"…\" in it, name a base_environment that does, or give --container-image",
+        ));
+    };
+    Ok(ImageOption::Image { option: format!("{option}: {place}"), value })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +184,17 @@ mod tests {
                 b"missing" => Err(Failure::new("no such image").about(option)),
                 _ => Ok(container(&String::from_utf8_lossy(value), &[])),
             }
+        }
+
+        fn read_environment(&mut self, option: &str, value: &[u8]) -> Result<Environment, Failure> {
+            let file = String::from_utf8_lossy(value).into_owned();
+            if file == "missing" {
+                return Err(Failure::new("no such environment file").about(option));
+            }
+            let image = (file != "bare").then(|| (format!("{file}:1: image"), b"of-file".to_vec()));
+            let settings =
+                settings(&[(Key::Writable, "yes"), (Key::Mounts, "/f:/f,/g:/g"), (Key::Env, "A=f,F=f")]);
+            Ok(Environment { file, image, settings, notes: Vec::new() })
         }
 
         fn directory(&mut self) -> Result<PathBuf, Failure> {
@@ -138,7 +217,13 @@ mod tests {
         let named =
             |value: &str| ImageOption::Image { option: "--container".to_owned(), value: value.into() };
         let first_option = pairs.first().map(|(key, _)| format!("--container-{}", key.name()));
-        TypedOptions { image: image.map(named), settings: settings(pairs), first_option, join: None }
+        let settings = settings(pairs);
+        TypedOptions { image: image.map(named), settings, first_option, ..TypedOptions::default() }
+    }
+
+    fn with_file(file: &str, typed: TypedOptions) -> TypedOptions {
+        let environment = EnvironmentOption { option: "--environment".to_owned(), value: file.into() };
+        TypedOptions { environment: Some(environment), ..typed }
     }
 
     fn variables(pairs: &[(&'static str, &'static str)]) -> Variables {
@@ -196,6 +281,63 @@ mod tests {
         ] {
             assert_eq!(merge(asked, inherited, &variables(environment), &mut Here), Ok(expected), "{what}");
         }
+    }
+
+    #[test]
+    fn an_environment_file_is_below_options_and_above_all_else() {
+        let outer = || Some(container("outer", &[(Key::Gpu, "none"), (Key::Mounts, "/o:/o")]));
+        let file: &[_] = &[(Key::Writable, "yes"), (Key::Mounts, "/f:/f,/g:/g"), (Key::Env, "A=f,F=f")];
+        let more: &[_] = &[(Key::Writable, "no"), (Key::Mounts, "/h:/g"), (Key::Env, "A=o")];
+        let both: &[_] = &[(Key::Writable, "no"), (Key::Mounts, "/f:/f,/h:/g"), (Key::Env, "F=f,A=o")];
+        let variables_of_both = [
+            ("MIZZEN_ENVIRONMENT", "v"),
+            ("MIZZEN_CONTAINER_GPU", "all"),
+            ("MIZZEN_CONTAINER_WRITABLE", "no"),
+        ];
+        let with_gpu: Vec<_> = file.iter().copied().chain([(Key::Gpu, "all")]).collect();
+        for (what, asked, inherited, environment, expected) in [
+            ("a file", with_file("f", typed(None, &[])), None, &[][..], container("of-file", file)),
+            ("as an image", typed(Some("f.toml"), &[]), None, &[], container("of-file", file)),
+            ("with options", with_file("f", typed(None, more)), None, &[], container("of-file", both)),
+            ("another image", with_file("f", typed(Some("a"), &[])), None, &[], container("a", file)),
+            (
+                "no image of its own",
+                with_file("bare", typed(Some("a"), &[])),
+                None,
+                &[],
+                container("a", file),
+            ),
+            ("in a job", with_file("f", typed(None, &[])), outer(), &[], container("of-file", file)),
+            ("a variable", typed(None, &[]), None, &variables_of_both, container("of-file", &with_gpu)),
+            (
+                "an option's image over a variable's file",
+                typed(Some("a"), &[]),
+                None,
+                &[("MIZZEN_EDF", "v")],
+                container("a", &[]),
+            ),
+        ] {
+            let merged = merge(asked, inherited, &variables(environment), &mut Here);
+            assert_eq!(merged, Ok(Some(expected)), "{what}");
+        }
+        for (asked, message) in [
+            (with_file("missing", typed(None, &[])), "--environment: no such environment file"),
+            (with_file("bare", typed(None, &[])), "--environment: bare: no image"),
+            (
+                with_file("f", typed(Some("none"), &[])),
+                "--container=none and --environment=f: two words for one container",
+            ),
+            (
+                with_file("f", typed(Some("g.toml"), &[])),
+                "--container=g.toml and --environment=f: two words for one container",
+            ),
+        ] {
+            let failure = merge(asked, None, &Variables::NONE, &mut Here).unwrap_err();
+            assert_eq!(failure.message, message);
+        }
+        let join = TypedOptions { join: Some(b"0".to_vec()), ..with_file("f", typed(None, &[])) };
+        let failure = merge(join, None, &Variables::NONE, &mut Here).unwrap_err();
+        assert_eq!(failure.message, "--container-join and other options of a container");
     }
 
     #[test]

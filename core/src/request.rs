@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use crate::digest::{Digest, split_pin};
+use crate::environment::names_environment_file;
 use crate::failure::{quote, quote_reference};
 use crate::find_image::ImageFinder;
 use crate::settings::Key;
@@ -200,6 +201,9 @@ impl Request {
         if value == NONE {
             return Ok(Request::Host);
         }
+        if names_environment_file(value) {
+            return Err(unread_environment(value).about(option));
+        }
         let (path, digest) = split_pin(value);
         let path = PathBuf::from(OsStr::from_bytes(path));
         if !path.is_absolute() {
@@ -239,6 +243,12 @@ impl Request {
             )
         })
     }
+}
+
+/// An environment file that nobody has read where the job was submitted. A node reads none.
+pub fn unread_environment(value: &[u8]) -> Failure {
+    Failure::new(format!("{}: environment files are read where a job is submitted", quote(value)))
+        .hint("mizzen was not active there; check plugstack.conf there")
 }
 
 fn from_pairs(pairs: &[(String, Vec<u8>)]) -> Result<Request, Failure> {

@@ -60,6 +60,7 @@ impl Display for Summary<'_> {
 mod tests {
     use super::*;
     use crate::Settings;
+    use crate::settings::Workdir;
 
     #[test]
     fn all_but_values_of_variables_is_told() {
@@ -72,7 +73,7 @@ mod tests {
         ] {
             let _ = settings.set(key, text.as_bytes());
         }
-        settings.workdir = Some("/w\n".into());
+        settings.workdir = Some(Workdir::Directory("/w\n".into()));
         let container = Container { image: ImageSource::file("/tf.sqsh"), settings };
         assert_eq!(
             Summary(&container).to_string(),

@@ -13,7 +13,7 @@ pub fn similar_file(directory: &Path, name: &str) -> Option<String> {
 }
 
 /// The nearest of these names, if it is near; of several the first in the alphabet.
-fn similar(name: &str, names: impl Iterator<Item = String>) -> Option<String> {
+pub fn similar(name: &str, names: impl Iterator<Item = String>) -> Option<String> {
     let name: Vec<char> = name.chars().collect();
     // Short names differ by little from many.
     let allowed = if name.len() < 5 { 1 } else { 2 };

@@ -21,6 +21,8 @@ pub struct OptionSpec {
 pub enum Meaning {
     /// The image.
     Image,
+    /// An environment file.
+    Environment,
     /// The container of another step.
     Join,
     /// A setting, with the option's argument or with this value.
@@ -36,7 +38,7 @@ pub const CONTAINER: &str = "container";
 pub fn all() -> Vec<OptionSpec> {
     let option =
         |name: &str, argument, help, meaning| OptionSpec { name: name.to_owned(), argument, help, meaning };
-    let image = Argument::Required("IMAGE");
+    let (image, file) = (Argument::Required("IMAGE"), Argument::Required("NAME"));
     let mut options = vec![
         option(
             "container-image",
@@ -50,6 +52,13 @@ pub fn all() -> Vec<OptionSpec> {
             "run in the container IMAGE, a squashfs or SIF file or a directory; none: on the node",
             Meaning::Image,
         ),
+        option(
+            "environment",
+            file,
+            "run in the container that an environment file describes: NAME.toml of $EDF_PATH, ~/.edf or the site's, or a path",
+            Meaning::Environment,
+        ),
+        option("edf", file, "the same as --environment", Meaning::Environment),
         option(
             "container-join",
             Argument::Required("STEP"),

@@ -1,5 +1,5 @@
-//! The variables that stand for options: `MIZZEN_CONTAINER` (or `MIZZEN_CONTAINER_IMAGE`) for the image, and one for each
-//! setting, as `MIZZEN_CONTAINER_MOUNTS`. srun, sbatch and salloc read them in their own environment as the user; the node
+//! The variables that stand for options: `MIZZEN_CONTAINER` (or `MIZZEN_CONTAINER_IMAGE`) for the image, `MIZZEN_ENVIRONMENT` (or
+//! `MIZZEN_EDF`) for an environment file, and one for each setting, as `MIZZEN_CONTAINER_MOUNTS`. srun, sbatch and salloc read them in their own environment as the user; the node
 //! reads them in the job's, where the client had no mizzen to do so.
 
 use crate::failure::quote;
@@ -11,6 +11,9 @@ use crate::{Failure, Settings};
 pub const IMAGE: &str = "MIZZEN_CONTAINER";
 /// The same: the name that follows from `--container-image`.
 pub const IMAGE_TOO: &str = "MIZZEN_CONTAINER_IMAGE";
+
+/// An environment file, by the names of its two options.
+const ENVIRONMENT: [&str; 2] = ["MIZZEN_ENVIRONMENT", "MIZZEN_EDF"];
 
 /// Those of the variables that an environment has, with their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,15 +27,28 @@ impl Variables {
     pub fn of<'a>(environment: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Variables {
         let ours = |name: &[u8]| match name.strip_prefix(IMAGE.as_bytes()) {
             Some(rest) => rest.is_empty() || rest.starts_with(b"_"),
-            None => false,
+            None => ENVIRONMENT.iter().any(|known| known.as_bytes() == name),
         };
         let found = environment.into_iter().filter(|(name, _)| ours(name));
         Variables(found.map(|(name, value)| (name.to_vec(), value.to_vec())).collect())
     }
 
-    /// Whether one of them names an image, however badly.
-    pub fn name_an_image(&self) -> bool {
-        [IMAGE, IMAGE_TOO].into_iter().any(|name| self.value(name).is_some())
+    /// Whether one of them names an image or an environment file, however badly.
+    pub fn name_a_container(&self) -> bool {
+        [IMAGE, IMAGE_TOO].into_iter().chain(ENVIRONMENT).any(|name| self.value(name).is_some())
+    }
+
+    /// The environment file, and the variable that names it.
+    pub fn environment(&self) -> Result<Option<(&'static str, &[u8])>, Failure> {
+        let found: Vec<_> = ENVIRONMENT.iter().filter_map(|name| Some((*name, self.value(name)?))).collect();
+        match found.as_slice() {
+            [(one, value), (other, second)] if value != second => {
+                let [value, second] = [value, second].map(|value| quote(value));
+                Err(Failure::new(format!("{one}={value} and {other}={second}: two environment files"))
+                    .hint("both mean the same: unset one of them, or give the file with --environment"))
+            }
+            found => Ok(found.first().copied()),
+        }
     }
 
     /// The image, and the variable that names it.
@@ -58,7 +74,10 @@ impl Variables {
             match Key::ALL.iter().find(|key| key.variable().as_bytes() == name) {
                 Some(_) if value.is_empty() => {}
                 Some(key) => settings.set(*key, value).map_err(|failure| failure.about(key.variable()))?,
-                None if [IMAGE, IMAGE_TOO].iter().any(|known| known.as_bytes() == name) => {}
+                None if [IMAGE, IMAGE_TOO]
+                    .iter()
+                    .chain(&ENVIRONMENT)
+                    .any(|known| known.as_bytes() == name) => {}
                 None => return Err(unknown(name)),
             }
         }
@@ -80,6 +99,7 @@ fn unknown(name: &[u8]) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Workdir;
 
     fn variables(pairs: &[(&'static str, &'static str)]) -> Variables {
         Variables::of(pairs.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())))
@@ -90,19 +110,31 @@ mod tests {
         for name in [IMAGE, IMAGE_TOO] {
             let one = variables(&[("HOME", "/"), (name, "a.sqsh"), ("MIZZEN_CONTAINERS", "no")]);
             assert_eq!(one.image(), Ok(Some((name, b"a.sqsh".as_slice()))));
-            assert!(one.name_an_image() && one.settings() == Ok(Settings::default()));
+            assert!(one.name_a_container() && one.settings() == Ok(Settings::default()));
         }
         assert_eq!(variables(&[(IMAGE, "a"), (IMAGE_TOO, "a")]).image(), Ok(Some((IMAGE, b"a".as_slice()))));
         let two = variables(&[(IMAGE, "a"), (IMAGE_TOO, "b")]).image().unwrap_err();
         let message = "MIZZEN_CONTAINER=a and MIZZEN_CONTAINER_IMAGE=b: two images for one container";
         assert_eq!(two.message, message);
-        assert!(!variables(&[("MIZZEN_CONTAINER_MOUNTS", "/a")]).name_an_image());
+        assert!(!variables(&[("MIZZEN_CONTAINER_MOUNTS", "/a")]).name_a_container());
+    }
+
+    #[test]
+    fn both_names_mean_an_environment_file() {
+        for name in ENVIRONMENT {
+            let one = variables(&[(name, "torch"), ("MIZZEN_ENVIRONMENTS", "no")]);
+            assert_eq!(one.environment(), Ok(Some((name, b"torch".as_slice()))));
+            assert!(one.name_a_container() && one.settings() == Ok(Settings::default()));
+        }
+        let two = variables(&[("MIZZEN_EDF", "b"), ("MIZZEN_ENVIRONMENT", "a")]).environment().unwrap_err();
+        assert_eq!(two.message, "MIZZEN_ENVIRONMENT=a and MIZZEN_EDF=b: two environment files");
     }
 
     #[test]
     fn settings_are_found_and_others_named() {
         let good = variables(&[("MIZZEN_CONTAINER_WORKDIR", "/a"), ("MIZZEN_CONTAINER_WRITABLE", "")]);
-        let workdir = Settings { workdir: Some("/a".into()), ..Settings::default() };
+        let directory = Workdir::Directory("/a".into());
+        let workdir = Settings { workdir: Some(directory), ..Settings::default() };
         assert_eq!(good.settings(), Ok(workdir));
         for (name, value, message) in [
             ("MIZZEN_CONTAINER_WRITABLE", "x", "MIZZEN_CONTAINER_WRITABLE: \"x\" is not a size"),

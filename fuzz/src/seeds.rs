@@ -23,6 +23,7 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         "request" => texts(&REQUESTS),
         "handover" => texts(&HANDOVERS),
         "config" => texts(&[include_str!("../../conf/mizzen.toml"), CONFIG]),
+        "environment" => texts(&ENVIRONMENTS),
         "options" => texts(&[OPTIONS]),
         "slurm-command" => texts(&["E\0", "K\u{9}", "R\u{7f}no such command\nload a module", ORDER]),
         "tar" => archives(),
@@ -163,6 +164,15 @@ const CONFIG: &str = "image_folders = [\"/images\"]\nmounts = [\"/scratch\", \"/
                       mirrors = [\"https://m.org/hub\"]\nplain_http = true\n[policy]\nregistries = [\"a.io\"]\n\
                       repositories = [\"a.io/**\"]\nfolders = [\"/sw\"]\nowners = [\"root\", 5]\n\
                       digests = [\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n";
+
+const ENVIRONMENTS: [&str; 2] = [
+    "image = \"nvcr.io#nvidia/pytorch:24.01-py3\"\nworkdir = \"${HOME}\"\nentrypoint = false\nwritable = true\n\
+     mounts = [\"/a\", \"${A}:/b:ro,noexec\", \"/d.sqsh:/d:sqsh\", \"/x$$y:/z\", \"tmpfs:/t:size=5m\"]\n\
+     devices = [\"nvidia.com/gpu=all\", \"/dev/fuse:/dev/fuse:rwm\"]\n[env]\nA = \"\"\nB = \"${NOT_SET:-${C:-d}}\"\n\
+     [annotations]\ncom.hooks.cxi.enabled = \"true\"\n\"com.hooks.ssh.enabled\" = \"false\"\n\
+     [annotations.com.hooks.aws_ofi_nccl]\nenabled = true\nvariant = \"cuda12\"\n",
+    "base_environment = [\"a\", './b.toml']\nimage = '''/images/x.sqsh'''\nenv = { A = 'x, y', B = \"\\u00e9\" }\n",
+];
 
 const OPTIONS: &str =
     "/a,/b:/c:ro+noexec,tmpfs:/t:size=5m\0C,A=b,D=e\\,f\0nvidia.com/gpu=0,a.b/c=d\0always\0pid,ipc\x00512m";

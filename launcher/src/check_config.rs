@@ -53,6 +53,11 @@ pub fn unusable_stage_directory(config: &Config) -> Option<String> {
 fn places(config: &Config) -> Vec<(String, PathBuf, Need)> {
     let folders =
         config.image_folders.iter().map(|path| ("image_folders".to_owned(), path.clone(), Need::Directory));
+    // The default need not be there.
+    let default = &Config::default().environment_folders;
+    let environments = config.environment_folders.iter().filter(|folder| !default.contains(folder));
+    let environments =
+        environments.map(|path| ("environment_folders".to_owned(), path.clone(), Need::Directory));
     let shared = Some(&config.stage_shared).filter(|path| !path.as_os_str().is_empty());
     let shared = shared.map(|path| ("stage_shared".to_owned(), path.clone(), Need::Directory));
     let stage = ("stage_directory".to_owned(), config.stage_directory.clone(), Need::Writable);
@@ -67,7 +72,7 @@ fn places(config: &Config) -> Vec<(String, PathBuf, Need)> {
         }
         MountSource::Tmpfs(_) => None,
     });
-    folders.chain(shared).chain([stage]).chain(certificates).chain(mounts).collect()
+    folders.chain(environments).chain(shared).chain([stage]).chain(certificates).chain(mounts).collect()
 }
 
 fn missing(key: &str, path: &Path, need: Need) -> Option<String> {

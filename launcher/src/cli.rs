@@ -8,14 +8,16 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand, value_parser};
 use mizzen_core::config::Source;
+use mizzen_core::environment::names_environment_file;
 use mizzen_core::failure::quote;
 use mizzen_core::options::parse_env;
 use mizzen_core::settings::{Argument, Key, Spec, TomlForm};
 use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings, build};
 
-use crate::find_image;
 use crate::options::{self, Origin, RunOptions};
+use crate::report::report_note;
+use crate::{environment, find_image};
 use images::{ExportArgs, ImagesCommand, ImportArgs, LoginArgs, LogoutArgs};
 
 const EXAMPLES: &str = "\
@@ -24,6 +26,9 @@ Examples:
   mizzen run -m /data:/data:ro tf.sqsh bash   a directory of the host, read-only
   mizzen run --writable tf.sqsh sh            write anywhere; the changes end with the container
   srun mizzen run tf.sqsh python train.py     in a Slurm job";
+
+const RUN_USAGE: &str = "mizzen run [OPTIONS] <IMAGE> [COMMAND]...\n       mizzen run [OPTIONS] --environment <NAME> [COMMAND]...";
+const PLAN_USAGE: &str = "mizzen plan [OPTIONS] <IMAGE> [COMMAND]...\n       mizzen plan [OPTIONS] --environment <NAME> [COMMAND]...";
 
 /// Containers for Slurm, and without it
 #[derive(Debug, Parser)]
@@ -42,9 +47,10 @@ pub enum Command {
     /// The image is a squashfs or SIF file, a directory, or one in a registry: docker://NAME. Without a program the
     /// image's own command is run, or a shell. The exit code is the program's; 125 if there is no container, 126 if the
     /// program cannot be executed, 127 if it is not found.
-    #[command(after_help = EXAMPLES)]
+    #[command(after_help = EXAMPLES, override_usage = RUN_USAGE)]
     Run(ContainerArgs),
     /// Show what `run` would do: mounts, environment and identity, each with its reason
+    #[command(override_usage = PLAN_USAGE)]
     Plan {
         /// For programs
         #[arg(long)]
@@ -100,6 +106,16 @@ pub enum Command {
         #[command(subcommand)]
         command: Option<ImagesCommand>,
     },
+    /// Show and check environment files, which describe containers (srun --environment=NAME)
+    #[command(after_help = ENV_EXAMPLES)]
+    Env {
+        /// For programs
+        #[arg(long, global = true)]
+        json: bool,
+        /// What to do with them.
+        #[command(subcommand)]
+        command: EnvCommand,
+    },
     /// Keep your credentials for a registry
     ///
     /// They are tried, and kept where Docker and Podman find them too. The password is asked for without showing it, or
@@ -137,6 +153,39 @@ pub enum Command {
         /// Where mizzen.1, the pages of the commands, mizzen.toml.5 and mizzen-slurm.7 go
         directory: PathBuf,
     },
+}
+
+const ENV_EXAMPLES: &str = "\
+Examples:
+  mizzen env list                     the files of your folders (EDF_PATH, or ~/.edf) and of the site's
+  mizzen env render torch             torch.toml with its parents and variables, as one file
+  mizzen env validate ./torch.toml    is it good?
+  mizzen plan --environment torch     every mount and variable of its container";
+
+/// What can be done with environment files.
+#[derive(Debug, Subcommand)]
+pub enum EnvCommand {
+    /// Print a file with its parents put below it and its variables replaced
+    Render {
+        /// For the plugin: the answer, or the failure, in the form that it reads.
+        #[arg(long, hide = true)]
+        for_slurm: bool,
+        /// The configuration that plugstack.conf names.
+        #[arg(long, hide = true, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// NAME.toml in your folders or the site's; or a path, which begins with . or / or ends in .toml
+        name: OsString,
+    },
+    /// Say whether files are good: their keys and values, their parents, their variables
+    ///
+    /// What they name and this machine does not have is a note: the nodes may have it. The exit code is 1 if one is not good.
+    Validate {
+        /// As for `render`
+        #[arg(required = true)]
+        names: Vec<OsString>,
+    },
+    /// Show the files of your folders and of the site's, and which of them is hidden by another of the same name
+    List,
 }
 
 /// What can be done with copies of images.
@@ -178,8 +227,12 @@ pub struct ContainerArgs {
     /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
     #[arg(long, value_name = "NAMES")]
     unshare: Option<String>,
-    /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content
-    image: PathBuf,
+    /// Run in the container that an environment file describes: NAME.toml in your folders or the site's, or a path
+    #[arg(long, visible_alias = "edf", value_name = "NAME")]
+    environment: Option<OsString>,
+    /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content; FILE.toml is an environment file
+    #[arg(required_unless_present = "environment")]
+    image: Option<PathBuf>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -196,7 +249,14 @@ impl ContainerArgs {
             settings.environment = Some(variables);
         }
         let config = Config::load(&Source::Default)?;
-        let word = self.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-"));
+        let (environment, image, command) = take_environment(self.environment, self.image, self.command);
+        let environment = environment.map(|name| environment::read(&name, &config)).transpose()?;
+        if let Some(file) = &environment {
+            file.notes.iter().for_each(|note| report_note(note));
+            let directory = std::env::current_dir().unwrap_or_else(|_| "/".into());
+            settings = settings.absolute(&directory).within(file.settings.clone().absolute(&directory));
+        }
+        let word = command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-"));
         // An entrypoint may well be given options: `--entrypoint IMAGE -- -c …`.
         if let Some(word) = word.filter(|_| !settings.clone().or(config.settings.clone()).entrypoint()) {
             let word = quote(word.as_encoded_bytes());
@@ -206,9 +266,30 @@ impl ContainerArgs {
             ));
         }
         let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
-        let image = find_image::to_run(&self.image, &config)?;
-        let options = RunOptions::new(image, self.command, settings, config, Origin::Option)?;
+        let image = match &environment {
+            Some(file) => find_image::of_environment(file, &config)?,
+            None => find_image::to_run(&image, &config)?,
+        };
+        let options = RunOptions::new(image, command, settings, config, Origin::Option)?;
         Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
+    }
+}
+
+/// With an environment file the first word is the program. A first word that is the name of such a file is not an image.
+fn take_environment(
+    named: Option<OsString>,
+    first: Option<PathBuf>,
+    command: Vec<OsString>,
+) -> (Option<OsString>, PathBuf, Vec<OsString>) {
+    let first = first.unwrap_or_default();
+    let is_file = names_environment_file(first.as_os_str().as_bytes());
+    match named {
+        Some(name) => {
+            let program = Some(first.into_os_string()).filter(|program| !program.is_empty());
+            (Some(name), PathBuf::new(), program.into_iter().chain(command).collect())
+        }
+        None if is_file => (Some(first.into_os_string()), PathBuf::new(), command),
+        None => (None, first, command),
     }
 }
 

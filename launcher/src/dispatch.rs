@@ -12,12 +12,12 @@ use mizzen_core::failure::FailureKind;
 use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
-use crate::cli::{CacheCommand, Cli, Command};
+use crate::cli::{CacheCommand, Cli, Command, EnvCommand};
 use crate::report::{print, report, written};
 use crate::stage::commands::Stager;
 use crate::{
-    check_config, cli, doctor, importer, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys,
-    trace,
+    check_config, cli, doctor, environment, importer, inspect, manual, pipeline, raised_limits, slurm, stage,
+    step, sys, trace,
 };
 
 /// Does what the process was started for.
@@ -59,6 +59,7 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
             print(&if json { format!("{:#}\n", found.to_json()) } else { found.to_text() })
         }),
         Command::Stage { images } => return stage_all(&images),
+        Command::Env { json, command } => return env(&command, json),
         Command::Import(args) if args.for_slurm => return importer::exec_for_program(),
         Command::Import(_)
         | Command::Export(_)
@@ -136,6 +137,21 @@ fn stage_all(images: &[PathBuf]) -> ExitCode {
         }
     }
     code
+}
+
+fn env(command: &EnvCommand, json: bool) -> ExitCode {
+    let outcome = match command {
+        EnvCommand::Render { for_slurm: true, config, name } => {
+            return environment::answer_program(name, config.as_deref());
+        }
+        EnvCommand::Render { name, .. } => environment::render(name, json),
+        EnvCommand::List => environment::list(json),
+        EnvCommand::Validate { names } => match environment::validate(names) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
+    };
+    ended(outcome)
 }
 
 fn cache(command: &CacheCommand, json: bool) -> ExitCode {

@@ -17,6 +17,7 @@ use mizzen_squashfs::{Image, Inode, Kind};
 
 use crate::cdi::{hooks, spec};
 use crate::elf;
+use crate::environment;
 use crate::host_libraries::ld_cache;
 use crate::image::tree::{Entry, ReadAt, Tree};
 use crate::image::{metadata, sif};
@@ -26,7 +27,7 @@ use crate::slurm::wire;
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All of them.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     ("squashfs", squashfs),
     ("sif", sif_file),
     ("elf", elf_library),
@@ -36,6 +37,7 @@ pub const TARGETS: [Target; 11] = [
     ("request", request),
     ("handover", handover),
     ("config", config),
+    ("environment", environment_file),
     ("options", option_texts),
     ("slurm-command", slurm_command),
 ];
@@ -196,6 +198,17 @@ fn handover(bytes: &[u8]) -> bool {
 /// mizzen.toml.
 fn config(bytes: &[u8]) -> bool {
     text(bytes).is_some_and(|text| Config::parse(text, Path::new("mizzen.toml")).is_ok())
+}
+
+/// An environment file. What is shown of it is a file again that says the same.
+fn environment_file(bytes: &[u8]) -> bool {
+    let parse = |text| {
+        let (container, shown) = environment::parse_text(text).ok()?;
+        Some((container.image.map(|(_, image)| image), container.settings, shown))
+    };
+    let Some((image, settings, shown)) = text(bytes).and_then(parse) else { return false };
+    assert_eq!(parse(&shown), Some((image, settings, shown.clone())));
+    true
 }
 
 /// The values of options, all in one text with NULs between them: mounts, variables, devices, staging, namespaces.

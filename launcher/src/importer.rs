@@ -5,9 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+use mizzen_core::answer::AskedProcess;
 use mizzen_core::config::ImportWhen;
 use mizzen_core::find_image::{Importer, refused_by_key};
-use mizzen_core::importer::ImporterProcess;
 use mizzen_core::request::ImageSource;
 use mizzen_core::trusted_file::check_only_users;
 use mizzen_core::{Failure, Reference, image_store, importer};
@@ -75,7 +75,7 @@ impl Importer for ChildImporter<'_> {
 fn ask<T>(
     reference: &Reference,
     options: &ImportOptions,
-    ask: impl Fn(ImporterProcess, &Reference) -> Result<T, Failure>,
+    ask: impl Fn(AskedProcess, &Reference) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::caused_by("cannot find the importer: /proc/self/exe", error))?;
@@ -87,7 +87,7 @@ fn ask<T>(
     if !speaks_for_step() {
         program.stderr(Stdio::null());
     }
-    ask(ImporterProcess { program, config: &options.config, meanwhile: &mut || {} }, reference)
+    ask(AskedProcess { program, config: &options.config, meanwhile: &mut || {} }, reference)
 }
 
 /// The file of the container's image, which is imported first if the node is to do that. What the site says of images in

@@ -6,6 +6,7 @@ pub mod cli;
 mod dispatch;
 mod doctor;
 mod elf;
+mod environment;
 mod find_image;
 pub mod fuzz;
 mod host;

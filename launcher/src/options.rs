@@ -14,7 +14,7 @@ use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{Fabric, Key, Mpi, Settings, Verbosity};
+use mizzen_core::settings::{Key, Mpi, Settings, Verbosity};
 use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
@@ -50,8 +50,6 @@ pub struct RunOptions {
     pub unshare: Unshare,
     /// Hooks of CDI specifications that are left out.
     pub leave_out_hooks: Vec<String>,
-    /// Whose libraries for the node's fabric it has.
-    pub fabric: Fabric,
     /// When and where the image is copied first.
     pub staging: StagingOptions,
     /// What a step of a Slurm job needs beside.
@@ -152,7 +150,6 @@ impl RunOptions {
             staging: StagingOptions::new(settings.stage(), &config)?,
             settings,
             leave_out_hooks: config.cdi_leave_out_hooks,
-            fabric: config.fabric,
             policy: config.policy,
             import: ImportOptions { when: config.import, ..ImportOptions::default() },
             ..RunOptions::default()

@@ -14,7 +14,7 @@ pub enum Rule {
 
 /// The first matching line decides; a name that ends in `*` stands for all that begin so. For a variable that
 /// matches no line the image's value holds, else the host's.
-const RULES: [(&str, Rule); 32] = [
+const RULES: [(&str, Rule); 33] = [
     ("HOME", Rule::Host),
     ("USER", Rule::Host),
     ("LOGNAME", Rule::Host),
@@ -43,6 +43,7 @@ const RULES: [(&str, Rule); 32] = [
     ("BASH_FUNC_*", Rule::Drop),
     ("PROMPT_COMMAND", Rule::Drop),
     ("PYTHONHOME", Rule::Drop),
+    ("EDF_PATH", Rule::Drop),
     ("XDG_DATA_DIRS", Rule::Drop),
     ("XDG_RUNTIME_DIR", Rule::Drop),
     ("PWD", Rule::Drop),

@@ -5,9 +5,10 @@ use std::env::{var_os, vars_os};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use mizzen_core::environment::Environment;
 use mizzen_core::failure::{quote, quote_reference};
 use mizzen_core::find_image::ImageFinder;
-use mizzen_core::precedence::{self, ImageLookup, ImageOption, TypedOptions};
+use mizzen_core::precedence::{self, EnvironmentOption, ImageLookup, ImageOption, TypedOptions};
 use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE, WANTED};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
@@ -17,7 +18,7 @@ use crate::import::ClientImporter;
 use crate::options::Meaning;
 use crate::spank::{self, Spank};
 use crate::state::GivenOption;
-use crate::{multi_prog, oci, options, state};
+use crate::{environment, multi_prog, oci, options, state};
 
 /// Slurm's `--container` ends here. Slurm sets it only when unset, so what stays in the environment would hide
 /// the option of a nested srun.
@@ -41,7 +42,7 @@ pub fn container_wanted() -> bool {
     state::lock().wanted
         || slurms_own_option().is_some()
         || var_os(VARIABLE).is_some()
-        || own_variables().name_an_image()
+        || own_variables().name_a_container()
 }
 
 /// Puts the request into the variable that goes to the node, or refuses the command. Slurm calls this once for
@@ -193,6 +194,8 @@ fn component_request(
     let last = |meaning| reported.iter().rfind(|option| option.meaning() == Some(meaning));
     let typed = TypedOptions {
         image: named_image(last(Meaning::Image))?,
+        environment: last(Meaning::Environment)
+            .map(|given| EnvironmentOption { option: given.name(), value: given.value.clone() }),
         join: last(Meaning::Join).map(|option| option.value.clone()),
         settings: options::settings(reported)?,
         first_option: reported.first().map(GivenOption::name),
@@ -217,6 +220,10 @@ impl ImageLookup for Client {
         spank::unset_variable(SLURM_CONTAINER);
         oci::hide_container_option_from_pmix()?;
         Ok(request)
+    }
+
+    fn read_environment(&mut self, option: &str, value: &[u8]) -> Result<Environment, Failure> {
+        environment::read_once(value).map_err(|failure| failure.about(option))
     }
 
     fn directory(&mut self) -> Result<PathBuf, Failure> {

@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use mizzen_core::answer::AskedProcess;
 use mizzen_core::find_image::Importer;
-use mizzen_core::importer::ImporterProcess;
 use mizzen_core::{Failure, Reference, image_store, importer};
 
 use crate::state::State;
@@ -45,7 +45,7 @@ impl Importer for ClientImporter<'_> {
 fn ask_once<T: Clone>(
     reference: &Reference,
     known: impl Fn(&State) -> Vec<(Reference, T)>,
-    ask: impl Fn(ImporterProcess, &Reference) -> Result<T, Failure>,
+    ask: impl Fn(AskedProcess, &Reference) -> Result<T, Failure>,
     remember: impl Fn(&mut State, (Reference, T)),
 ) -> Result<T, Failure> {
     let answers = known(&state::lock());
@@ -54,12 +54,17 @@ fn ask_once<T: Clone>(
     }
     // Before the image is fetched, and not only afterwards.
     client::check_command()?;
+    let answer = ask_launcher(|process| ask(process, reference))?;
+    remember(&mut state::lock(), (reference.clone(), answer.clone()));
+    Ok(answer)
+}
+
+/// Starts the launcher and asks it, so that Ctrl-C ends both.
+pub fn ask_launcher<T>(ask: impl FnOnce(AskedProcess) -> Result<T, Failure>) -> Result<T, Failure> {
     let (launcher, config) = (spank::launcher()?, state::lock().config_source()?);
     let mut program = Command::new(OsStr::from_bytes(launcher.as_bytes()));
     program.arg0(LAUNCHER);
     let mut interruptible = spank::Interruptible::new();
     let meanwhile = &mut || interruptible.renew();
-    let answer = ask(ImporterProcess { program, config: &config, meanwhile }, reference)?;
-    remember(&mut state::lock(), (reference.clone(), answer.clone()));
-    Ok(answer)
+    ask(AskedProcess { program, config: &config, meanwhile })
 }

@@ -19,6 +19,7 @@ mod channel;
 mod client;
 mod crontab;
 mod duplicate_load;
+mod environment;
 mod import;
 mod multi_prog;
 mod node;

@@ -10,7 +10,7 @@
 //! 4. an option, or a variable MIZZEN_CONTAINER…, of which no client has made a request: mizzen was not active where the
 //!    job was submitted.
 
-use mizzen_core::request::{LIMIT, SUBMITTED_VARIABLE, VARIABLE};
+use mizzen_core::request::{LIMIT, SUBMITTED_VARIABLE, VARIABLE, unread_environment};
 use mizzen_core::{Failure, Request, Settings};
 
 use crate::client::SLURM_CONTAINER;
@@ -87,7 +87,14 @@ fn look(spank: &Spank) -> Result<Option<Request>, Failure> {
 fn bare_option(spank: &Spank) -> Result<Option<Request>, Failure> {
     let reported = state::lock().options.clone();
     let variables = spank.job_variables()?;
-    let image = reported.iter().rfind(|option| option.meaning() == Some(Meaning::Image));
+    let last = |meaning| reported.iter().rfind(|option| option.meaning() == Some(meaning));
+    if let Some(file) = last(Meaning::Environment) {
+        return Err(unread_environment(&file.value).about(file.name()));
+    }
+    let image = last(Meaning::Image);
+    if let Some((name, value)) = variables.environment()?.filter(|_| image.is_none()) {
+        return Err(unread_environment(value).about(name));
+    }
     let (option, value) = match (image, variables.image()?, reported.first()) {
         (Some(image), _, _) => (image.name(), image.value.clone()),
         (None, Some((name, value)), _) => (name.to_owned(), value.to_vec()),

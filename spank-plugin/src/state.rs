@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mizzen_core::config::Source;
+use mizzen_core::environment::Environment;
 use mizzen_core::failure::quote;
 use mizzen_core::settings::Argument;
 use mizzen_core::{Config, Failure, Reference, Request, Variables};
@@ -37,6 +38,8 @@ pub struct State {
     pub variables: Variables,
     /// Client: the first component's request.
     pub request: Option<Request>,
+    /// Client: which environment files have been read, by the names that were given.
+    pub environments: Vec<(Vec<u8>, Environment)>,
     /// Client: which manifests the importer has found.
     pub resolved: Vec<(Reference, Reference)>,
     /// Client: which images it has imported.
@@ -99,6 +102,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     inherited: None,
     variables: Variables::NONE,
     request: None,
+    environments: Vec::new(),
     resolved: Vec::new(),
     imported: Vec::new(),
     config: None,

@@ -90,7 +90,7 @@ fn a_mask_of_the_users_is_for_the_programs_files() {
 }
 
 /// Everything that prints a result.
-const RESULTS: [&str; 17] = [
+const RESULTS: [&str; 18] = [
     "completions bash",
     "completions zsh",
     "--help",
@@ -107,6 +107,7 @@ const RESULTS: [&str; 17] = [
     "check-config",
     "stage /shared/bb.sqsh",
     "cache list",
+    "env list",
     "cache --json prune",
 ];
 

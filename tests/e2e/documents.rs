@@ -114,6 +114,7 @@ macro_rules! run_pages {
 run_pages! {
     admins "docs/admins.md";
     coming_from "docs/coming-from.md";
+    environment_files "docs/environment-files.md";
     faq "docs/faq.md";
     gpu_and_fabric "docs/gpu-and-fabric.md";
     images "docs/images.md";

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use source::{Message, Source};
 
 /// The parts of the list, with the sources whose messages they have.
-const PARTS: [(&str, &[&str]); 8] = [
+const PARTS: [(&str, &[&str]); 9] = [
     ("Options, variables and requests", &["core/src/settings", "core/src", "spank-plugin/src"]),
     (
         "The site's configuration",
@@ -42,6 +42,7 @@ const PARTS: [(&str, &[&str]); 8] = [
             "launcher/src/inspect.rs",
         ],
     ),
+    ("Environment files", &["core/src/environment.rs", "launcher/src/environment"]),
     ("Copies on the node", &["core/src/staging.rs", "launcher/src/stage", "launcher/src/layer_cache.rs"]),
     (
         "Starting the container",

@@ -7,9 +7,9 @@
 mod values;
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Value, Verbosity, Writable};
+pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Value, Verbosity, Workdir, Writable};
 
 use crate::Failure;
 use crate::device::DeviceName;
@@ -206,8 +206,9 @@ settings! {
     Device devices: Vec<DeviceName>,
         value("device", "VENDOR/CLASS=NAME,...", "have devices by their names in the node's CDI specifications, as nvidia.com/gpu=0")
             .run("device").toml("devices");
-    Workdir workdir: PathBuf,
-        value("workdir", "DIR", "start in this directory of the container").run("workdir").letter('w');
+    Workdir workdir: Workdir,
+        value("workdir", "DIR", "start in this directory of the container; image: is the image's own")
+            .run("workdir").letter('w');
     Hostname hostname: Hostname,
         value("hostname", "NAME", "have this host name in the container").run("hostname")
             .more("All tasks of the step see it, on every node of the step. Slurm's own names for the node are in SLURMD_NODENAME \
@@ -241,6 +242,10 @@ settings! {
     Mpi mpi: Mpi = Mpi::Image,
         value("mpi", "image|host", "use the image's MPI library, or the node's of the same ABI in its place")
             .run("mpi").toml("mpi");
+    Fabric fabric: Fabric = Fabric::Auto,
+        value("fabric", "auto|host|image",
+            "use the node's libraries for its fabric where the image has none for it, always, never")
+            .run("fabric").toml("fabric");
     Verbose verbose: Verbosity = Verbosity::Quiet,
         optional("verbose", "debug", "tell how long each part of the start took; debug: everything that was tried", None)
             .run("verbose").letter('v');
@@ -308,11 +313,12 @@ mod tests {
             (Key::Stage, "always"),
             (Key::Gpu, "none"),
             (Key::Mpi, "host"),
+            (Key::Fabric, "image"),
             (Key::Verbose, "debug"),
             (Key::Hostname, "n1.site"),
         ])
         .absolute(Path::new("/here"));
-        assert_eq!(all.workdir, Some("/here/w".into()));
+        assert_eq!(all.workdir, Some(Workdir::Directory("/here/w".into())));
         let mut copy = Settings::default();
         for key in Key::ALL {
             copy.set(*key, &all.text(*key).unwrap()).unwrap();
@@ -354,6 +360,7 @@ mod tests {
         assert_eq!(relative(Key::Mounts, "/a:/secret,data:/other,/c"), Some((Key::Mounts, b"data".to_vec())));
         assert_eq!(relative(Key::Workdir, "w"), Some((Key::Workdir, b"w".to_vec())));
         assert_eq!(relative(Key::Mounts, "/a:/b,tmpfs:/c"), None);
+        assert_eq!(relative(Key::Workdir, "image:"), None);
     }
 
     #[test]
@@ -368,6 +375,7 @@ mod tests {
             (Key::Stage, "often", "\"often\" is not auto, always, never or bcast"),
             (Key::Mpi, "mine", "\"mine\" is neither image nor host"),
             (Key::Gpu, "0,1", "\"0,1\" is not auto, all or none"),
+            (Key::Fabric, "node", "\"node\" is not auto, host or image"),
             (Key::Verbose, "very", "\"very\" is not yes, no or debug"),
             (Key::Hostname, "-a", "\"-a\" is not a host name"),
             (Key::Hostname, "a b", "\"a b\" is not a host name"),

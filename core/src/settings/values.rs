@@ -4,8 +4,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
 use crate::Failure;
 use crate::device::DeviceName;
 use crate::failure::quote;
@@ -139,24 +137,46 @@ impl Value for Vec<DeviceName> {
     }
 }
 
-/// A directory of the container.
-impl Value for PathBuf {
+/// Where programs start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Workdir {
+    /// The image's own working directory, wherever the user is.
+    Image,
+    /// A directory of the container.
+    Directory(PathBuf),
+}
+
+impl Workdir {
+    /// Stands for the image's own; a directory of that name is `./image:`.
+    const IMAGE: &[u8] = b"image:";
+}
+
+impl Value for Workdir {
     const TOML: TomlForm = TomlForm::Text;
 
-    fn parse(text: &[u8]) -> Result<PathBuf, Failure> {
+    fn parse(text: &[u8]) -> Result<Workdir, Failure> {
+        if text == Workdir::IMAGE {
+            return Ok(Workdir::Image);
+        }
         if text.is_empty() || text.iter().any(u8::is_ascii_control) {
             let message = format!("\"{}\" is not a directory's name", quote(text));
             return Err(Failure::new(message).hint("name a directory inside the container"));
         }
-        Ok(PathBuf::from(OsStr::from_bytes(text)))
+        Ok(Workdir::Directory(PathBuf::from(OsStr::from_bytes(text))))
     }
 
     fn text(&self) -> Vec<u8> {
-        OsString::from(self.clone()).into_vec()
+        match self {
+            Workdir::Image => Workdir::IMAGE.to_vec(),
+            Workdir::Directory(path) => OsString::from(path.clone()).into_vec(),
+        }
     }
 
-    fn absolute(self, directory: &Path) -> PathBuf {
-        directory.join(self)
+    fn absolute(self, directory: &Path) -> Workdir {
+        match self {
+            Workdir::Image => Workdir::Image,
+            Workdir::Directory(path) => Workdir::Directory(directory.join(path)),
+        }
     }
 }
 
@@ -339,8 +359,7 @@ fn word_for<T: PartialEq>(words: &[(T, &str)], value: &T) -> Vec<u8> {
 }
 
 /// Whose libraries for the node's fabric the programs in a container get.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fabric {
     /// The node's, if the image has none for the node's adapters.
     #[default]
@@ -349,4 +368,21 @@ pub enum Fabric {
     Host,
     /// The image's.
     Image,
+}
+
+impl Fabric {
+    const WORDS: [(Fabric, &str); 3] =
+        [(Fabric::Auto, "auto"), (Fabric::Host, "host"), (Fabric::Image, "image")];
+}
+
+impl Value for Fabric {
+    const TOML: TomlForm = TomlForm::Text;
+
+    fn parse(text: &[u8]) -> Result<Fabric, Failure> {
+        one_of(&Fabric::WORDS, text, "is not auto, host or image")
+    }
+
+    fn text(&self) -> Vec<u8> {
+        word_for(&Fabric::WORDS, self)
+    }
 }

@@ -142,7 +142,7 @@ pub fn decide(
             given.notes.push(format!("a CDI specification of this node is not used: {failure}"));
         }
         let (sets, why) = match rule.switch {
-            Switch::Fabric => match fabric::images_own(options.fabric, rule, &node, tree) {
+            Switch::Fabric => match fabric::images_own(options.settings.fabric(), rule, &node, tree) {
                 Some(why) => (Vec::new(), why),
                 None => (rule.chosen(variable), why),
             },
@@ -155,8 +155,13 @@ pub fn decide(
         if rule.switch == Switch::Fabric {
             given.notes.extend(fabric::locked_memory());
             // On nodes with a fabric every container gets it. Who does not use it need not read why it does not work.
-            let used =
-                || fabric::is_used(options.fabric, rule, &ImageLibraries::of(tree, &metadata.environment));
+            let used = || {
+                fabric::is_used(
+                    options.settings.fabric(),
+                    rule,
+                    &ImageLibraries::of(tree, &metadata.environment),
+                )
+            };
             if given.notes.len() > notes && !used() {
                 given.notes.truncate(notes);
             }

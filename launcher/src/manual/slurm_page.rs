@@ -31,6 +31,9 @@ The program\(aqs; 125 if there is no container, 126 if the program cannot be exe
 .TP
 .I /etc/mizzen/mizzen.toml
 the site\(aqs settings
+.TP
+.I ~/.edf/NAME.toml, /etc/edf/NAME.toml
+environment files; the variable EDF_PATH names other directories in place of ~/.edf
 .SH SEE ALSO
 .BR mizzen (1),
 .BR mizzen\-plan (1),
@@ -58,6 +61,7 @@ fn entry(option: &OptionSpec) -> String {
     };
     let (variable, more) = match option.meaning {
         Meaning::Image => (Some("MIZZEN_CONTAINER or MIZZEN_CONTAINER_IMAGE".to_owned()), ""),
+        Meaning::Environment => (Some("MIZZEN_ENVIRONMENT or MIZZEN_EDF".to_owned()), ""),
         Meaning::Setting(key, Some("no")) => (Some(key.variable()), ""),
         Meaning::Setting(key, _) => (Some(key.variable()), key.spec().more),
         Meaning::Join | Meaning::Missing => (None, ""),

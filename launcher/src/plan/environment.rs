@@ -108,6 +108,7 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
                 Some((_, value)) => drop(chosen.insert(name.clone(), (value.clone(), why))),
                 None => drop(chosen.remove(name)),
             },
+            EnvOption::Unset(name) => drop(chosen.remove(name)),
         }
     }
     // Last: who sets LD_LIBRARY_PATH means the image's libraries, and not to be without the node's.
@@ -189,12 +190,15 @@ mod tests {
             EnvOption::FromHost("CONDA_PREFIX".into()),
             EnvOption::FromHost("SLURM_NOT_SET".into()),
             EnvOption::FromHost("LD_PRELOAD".into()),
+            EnvOption::Unset("LD_LIBRARY_PATH".into()),
+            EnvOption::Unset("NOT_SET".into()),
         ];
         let variables = decided(true, options);
         assert_eq!(variables["PATH"], "/mine");
         assert_eq!(variables["CONDA_PREFIX"], "/host/conda");
         assert_eq!(variables["LD_PRELOAD"], "/host/evil.so");
         assert!(!variables.contains_key("OMP_NUM_THREADS"), "--clean-env");
+        assert!(!variables.contains_key("LD_LIBRARY_PATH"));
         assert!(variables.contains_key("SLURM_JOB_ID") && variables.contains_key("HOME"));
     }
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::options::EnvOption;
-use mizzen_core::settings::Key;
+use mizzen_core::settings::{Key, Workdir};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
@@ -199,20 +199,24 @@ fn decide_workdir(
     mounts: &[Mount],
     notes: &mut Vec<String>,
 ) -> Explained<PathBuf> {
-    if let Some(workdir) = &options.settings.workdir {
+    let images_own = || match &metadata.workdir {
+        Some(workdir) => Explained { value: workdir.clone(), why: "the image's".to_owned() },
+        None => Explained { value: PathBuf::from("/"), why: "default".to_owned() },
+    };
+    if let Some(Workdir::Directory(workdir)) = &options.settings.workdir {
         let value = host.cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
         return Explained { value, why: options.user().name_of(Key::Workdir) };
     }
     if let Some(inside) = options.inside().filter(|inside| visible_inside(&inside.workdir, tree, mounts)) {
         return Explained { value: inside.workdir.clone(), why: "that of the calling program".to_owned() };
     }
+    if options.settings.workdir == Some(Workdir::Image) {
+        return images_own();
+    }
     if let Some(cwd) = host.cwd.as_ref().filter(|cwd| visible(cwd, tree, mounts)) {
         return Explained { value: cwd.clone(), why: "the current directory".to_owned() };
     }
-    let chosen = match &metadata.workdir {
-        Some(workdir) => Explained { value: workdir.clone(), why: "the image's".to_owned() },
-        None => Explained { value: PathBuf::from("/"), why: "default".to_owned() },
-    };
+    let chosen = images_own();
     let left_out = |cwd: &Path| {
         !options.settings.mount_home() && host.home.as_deref().is_some_and(|home| cwd.starts_with(home))
     };
