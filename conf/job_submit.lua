@@ -30,25 +30,62 @@ local function wants_container(job_desc)
         or environment.MIZZEN_CONTAINER or environment.MIZZEN_CONTAINER_IMAGE
 end
 
+local function has_feature(words)
+    return string.find("&" .. words .. "&", "&" .. FEATURE .. "&", 1, true)
+end
+
+-- Adds the feature to a constraint: "features", which is --constraint, or "prefer", which Slurm tries in the place of the other.
+-- Only words with & between them can have it: what & belongs to beside |, counts and brackets differs between releases, and with
+-- some of these not all nodes of the job need have it.
+local function add_feature(job_desc, field)
+    local words = job_desc[field] or ""
+    local wanted = words
+    if words == "" then
+        wanted = FEATURE
+    elseif not has_feature(words) then
+        wanted = words .. "&" .. FEATURE
+    end
+    if wanted ~= words and not string.find(words, "[^%w_.&-]") then
+        job_desc[field] = wanted
+    end
+    -- Not every release can change every field.
+    if job_desc[field] ~= wanted or string.find(words, "[^%w_.&-]") then
+        slurm.log_user("all nodes of a job with a container need the feature " .. FEATURE .. "; write " .. FEATURE
+            .. ", and other features with & before it, in place of " .. words)
+        return false
+    end
+    return true
+end
+
 function slurm_job_submit(job_desc, part_list, submit_uid)
     if job_desc.container and job_desc.script and not said_by_mizzen(job_desc) then
         job_desc.environment.SLURM_CONTAINER = job_desc.container
     end
     if FEATURE and wants_container(job_desc) then
-        local others = job_desc.features or ""
-        if others == "" then
-            job_desc.features = FEATURE
-        elseif not string.find(others, "[^%w_.&-]") then
-            job_desc.features = others .. "&" .. FEATURE
-        elseif not string.find(others, FEATURE, 1, true) then
-            -- What & would belong to in an expression with | or brackets differs between releases.
-            slurm.log_user("a job with a container needs the feature " .. FEATURE .. "; write it into --constraint")
+        local preferred = job_desc.prefer or ""
+        if not add_feature(job_desc, "features") or (preferred ~= "" and not add_feature(job_desc, "prefer")) then
             return slurm.ERROR
         end
     end
     return slurm.SUCCESS
 end
 
+-- Of a job that waits, the environment is not known any more; the feature tells.
+local function has_container(job_rec)
+    local said = said_by_mizzen(job_rec)
+    if said then
+        return said == "yes"
+    end
+    return job_rec.container or has_feature(job_rec.features or "")
+end
+
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+    if FEATURE and has_container(job_rec) then
+        local preferred = job_desc.prefer or ""
+        if job_desc.features and not add_feature(job_desc, "features")
+            or preferred ~= "" and not add_feature(job_desc, "prefer") then
+            return slurm.ERROR
+        end
+    end
     return slurm.SUCCESS
 end

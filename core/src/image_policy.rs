@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
 use crate::failure::quote;
+use crate::fs_server::{FsServer, refuse_foreign};
 use crate::pattern::matches_path;
 use crate::registries::check_host;
 use crate::{Digest, Failure, Reference, accounts, image};
@@ -160,6 +161,7 @@ impl ImagePolicy {
 
     /// Where an image that is not imported yet would be, and whose it would be.
     pub fn check_store(&self, directory: &Path) -> Result<(), Failure> {
+        refuse_foreign(directory).map_err(|failure| failure.about("the image store"))?;
         let shown = || format!("the image store, {}", quote(directory.as_os_str().as_bytes()));
         self.check_folder(&resolved(directory), &shown)?;
         self.check_owner(geteuid().as_raw())
@@ -175,11 +177,25 @@ impl ImagePolicy {
         if found.is_dir() && self.digests.is_some() {
             return Err(refused("digests", "directories").hint("use an image file that this site lists"));
         }
+        if !self.restricts_files() {
+            return Ok(());
+        }
+        // Its path is text from another mount namespace, which means nothing here.
+        let server = FsServer::of(file);
+        if server == FsServer::Unknown {
+            let rule = if self.folders.is_some() { "folders" } else { "owners" };
+            return Err(refused(rule, "a file of another mount namespace")
+                .hint("name the file by its path, and not by one of another process (/proc/PID/root)"));
+        }
         if self.folders.is_some() {
             let path = image::real_path(file).map_err(unknown)?;
             self.check_folder(&path, &|| quote(path.as_os_str().as_bytes()))?;
         }
-        self.check_owner(found.uid())
+        // Who serves a file system says whose its files are.
+        match server {
+            FsServer::User(uid) => self.check_owner(uid),
+            FsServer::Root | FsServer::Unknown => self.check_owner(found.uid()),
+        }
     }
 
     fn check_folder(&self, path: &Path, shown: &dyn Fn() -> String) -> Result<(), Failure> {

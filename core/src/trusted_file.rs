@@ -6,8 +6,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::unistd::geteuid;
+
 use crate::Failure;
 use crate::failure::cause;
+use crate::fs_server::{FsServer, find_served, not_safe};
 use crate::image::special;
 
 /// What the kernel shows for users that are not in the map of a user namespace.
@@ -111,6 +114,7 @@ fn unreadable(path: &Path, error: io::Error) -> Failure {
 /// Nobody but root may be able to put another file in its place, at any level: of the path as it is written, and of the
 /// one that its links lead to.
 fn check_parents(path: &Path) -> Result<(), Unread> {
+    refuse_users_server(path)?;
     let real = path.parent().and_then(|parent| parent.canonicalize().ok()).unwrap_or_default();
     for parent in
         path.ancestors().skip(1).chain(real.ancestors()).filter(|parent| !parent.as_os_str().is_empty())
@@ -142,6 +146,22 @@ fn check_parents(path: &Path) -> Result<(), Unread> {
     Ok(())
 }
 
+/// A file system that a user serves says of any file that it is root's. Root itself has such paths from root alone, and walks none:
+/// what lies on them may be a user's after all.
+fn refuse_users_server(path: &Path) -> Result<(), Unread> {
+    if geteuid().is_root() {
+        return Ok(());
+    }
+    match find_served(path, FsServer::is_users) {
+        Ok(Some(part)) => {
+            let failure = Failure::new(format!("{}: {}", path.display(), part.describe()));
+            Err(Unread::Refused(failure.hint("only root may be able to say what is in it")))
+        }
+        // What is wrong with it is told by who reads it.
+        Ok(None) | Err(_) => Ok(()),
+    }
+}
+
 /// Refuses a file or directory that somebody else than root could have made, or could replace; links are followed.
 pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
     let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
@@ -159,10 +179,14 @@ pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
 
 /// Refuses a file or directory of a user in whose place somebody else could put another, at any level: of the path as it is
 /// written, and of the one that its links lead to. Everything must be the user's or root's, and writable by nobody else. What a
-/// user opens to their own groups is theirs to decide.
+/// user opens to their own groups is theirs to decide. Nothing is asked of a file system that another user serves.
 pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
     let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
-    let real = path.canonicalize().map_err(|error| failed(format!("cannot be found: {}", cause(&error))))?;
+    let missing = |error: io::Error| failed(format!("cannot be found: {}", cause(&error)));
+    if let Some(part) = find_served(path, FsServer::is_foreign).map_err(missing)? {
+        return Err(not_safe(path, &part));
+    }
+    let real = path.canonicalize().map_err(missing)?;
     for part in path.ancestors().chain(real.ancestors()).filter(|part| !part.as_os_str().is_empty()) {
         let found = part.symlink_metadata().map_err(|error| failed(cause(&error)))?;
         let by_others = if found.uid() == 0 { 0o022 } else { 0o002 };

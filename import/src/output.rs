@@ -366,7 +366,8 @@ pub fn write_failure(path: &Path, what: &str, error: io::Error) -> Failure {
     }
 }
 
-/// Whether an open file is what this user's process makes: a file, nobody else's, and not for others to write.
+/// Whether an open file is what this user's process makes: a file, nobody else's, and not for others to write. Its directory has been
+/// checked, so it lies on no file system of another user's, who could say so of any file.
 pub fn is_own_file(file: impl AsFd) -> bool {
     fstat(file).is_ok_and(|stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use mizzen_core::Failure;
+use mizzen_core::fs_server::refuse_foreign;
 use mizzen_core::staging::Amount;
 use rustix::fs::statvfs;
 
@@ -34,6 +35,10 @@ pub fn directory() -> Result<PathBuf, Failure> {
 
 /// The layers that are there, the one that was used last in front.
 pub fn list(directory: &Path) -> Vec<CachedLayer> {
+    // The importer keeps none there, and what another user serves may never answer.
+    if refuse_foreign(directory).is_err() {
+        return Vec::new();
+    }
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut layers: Vec<CachedLayer> = entries
         .filter(|entry| entry.path().extension().is_some_and(|suffix| suffix == SUFFIX))

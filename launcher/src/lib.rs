@@ -17,7 +17,6 @@ mod inspect;
 pub mod layer_cache;
 mod manual;
 mod mount;
-mod mountinfo;
 mod options;
 mod pipeline;
 mod plan;

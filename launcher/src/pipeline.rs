@@ -130,7 +130,10 @@ fn serve(image: &Loaded, options: &RunOptions, host: &Host, watch: &Watch) -> Re
         // container's mount namespace, which a path like /proc/self/fd/0 stands for; and a link on the way may have been
         // changed since it was looked at.
         Content::Directory(_) => {
-            RootSource::Directory(real_path(&image.opened.file).unwrap_or_else(|_| path.clone()))
+            let opened = image.opened.file.metadata();
+            let opened = opened.map_err(|error| Failure::caused_by(image::shown(path), error))?;
+            let real = real_path(&image.opened.file).unwrap_or_else(|_| path.clone());
+            RootSource::Directory(real, opened)
         }
     })
 }

@@ -14,6 +14,7 @@ use std::time::SystemTime;
 
 use mizzen::layer_cache::{self, SUFFIX};
 use mizzen_core::Failure;
+use mizzen_core::fs_server::refuse_foreign;
 use mizzen_core::staging::Amount;
 use mizzen_core::trusted_file::check_only_users;
 use mizzen_squashfs::writer::{Compression, Options};
@@ -56,6 +57,8 @@ pub struct LayerCache {
 impl LayerCache {
     /// The cache in this directory, which is made if it is not there; it may grow so large.
     pub fn open(directory: PathBuf, limit: Option<Amount>) -> Result<LayerCache, Failure> {
+        // Before it is made: a server that does not answer would hold whoever asks.
+        refuse_foreign(&directory).map_err(|failure| failure.about("the layer cache"))?;
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|error| {
             Failure::caused_by(format!("cannot make {}", directory.display()), error)
                 .or_hint("converted layers are kept there; XDG_CACHE_HOME names another place")

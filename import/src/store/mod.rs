@@ -26,6 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mizzen::progress::Progress;
 use mizzen_core::Failure;
+use mizzen_core::fs_server::refuse_foreign;
 use mizzen_core::trusted_file::check_only_users;
 use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
 use rustix::process::geteuid;
@@ -41,6 +42,8 @@ use sidecar::{Provenance, Sidecar};
 const LEASE: &str = ".mizzen-lease-";
 /// What nobody has touched for so long belongs to nobody.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+/// What a failure is about.
+const STORE: &str = "the image store";
 /// A shorter file is no image.
 const SMALLEST_IMAGE: u64 = 96;
 
@@ -92,6 +95,7 @@ impl Default for ObtainOptions {
 impl Store {
     /// Opens the store in this directory, and makes it.
     pub fn open(directory: &Path) -> Result<Store, Failure> {
+        refuse_anothers(directory)?;
         let failed = |error| write_failure(directory, "cannot make the image store", error);
         if let Some(parent) = directory.parent() {
             DirBuilder::new().recursive(true).mode(0o755).create(parent).map_err(failed)?;
@@ -107,6 +111,7 @@ impl Store {
 
     /// The store in this directory, if there is one.
     pub fn open_existing(directory: &Path) -> Result<Option<Store>, Failure> {
+        refuse_anothers(directory)?;
         match fs::exists(directory) {
             Ok(false) => return Ok(None),
             Ok(true) => {}
@@ -137,7 +142,7 @@ impl Store {
             return Err(bad(format!("can be written by others (mode {mode:04o})"))
                 .hint(format!("chmod go-w {}", shown(directory))));
         }
-        check_only_users(directory, geteuid().as_raw()).map_err(|failure| failure.about("the image store"))
+        check_only_users(directory, geteuid().as_raw()).map_err(|failure| failure.about(STORE))
     }
 
     /// Where it is.
@@ -277,6 +282,11 @@ impl Store {
         let _ = fs::remove_file(sidecar::path_of(path));
         Ok(())
     }
+}
+
+/// Before anything is looked for or made there: a server that does not answer would hold whoever asks.
+fn refuse_anothers(directory: &Path) -> Result<(), Failure> {
+    refuse_foreign(directory).map_err(|failure| failure.about(STORE))
 }
 
 /// An image file that is as it was made: the user's own, complete, and not for others to write.

@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::mountinfo::open_on_same_mount;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{geteuid, mkdtemp};
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, RenameFlags, XattrFlags};
@@ -20,7 +21,6 @@ use rustix::io::Errno;
 
 use super::mounts::proc_path;
 use super::processes::ContainerProcesses;
-use crate::mountinfo::open_on_same_mount;
 use crate::sys;
 use crate::trace::OrDebug;
 

@@ -17,6 +17,7 @@ mod root;
 mod server;
 mod watcher;
 
+use std::fs::Metadata;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,8 +47,8 @@ pub use watcher::Watch;
 pub enum RootSource {
     /// A squashfs that is served.
     Squashfs(Server),
-    /// A directory of the host.
-    Directory(PathBuf),
+    /// A directory of the host, by its path, and what was found there when it was opened.
+    Directory(PathBuf, Metadata),
 }
 
 /// What a container is made of, opened.
@@ -129,7 +130,7 @@ impl Servers {
     fn prepare(plan: &Plan, sources: Sources, data: Vec<Server>) -> Result<Servers, Failure> {
         let root = match sources.root {
             RootSource::Squashfs(server) => root::Source::Served(server.open_device()?),
-            RootSource::Directory(path) => root::Source::Directory(path),
+            RootSource::Directory(path, opened) => root::Source::Directory(path, opened),
         };
         let data = data.into_iter().map(Server::open_device).collect::<Result<_, _>>()?;
         let changes = match &plan.root {

@@ -10,6 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
+use mizzen_core::mountinfo::{self, MountLine};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::mount::{MsFlags, mount};
@@ -20,10 +21,9 @@ use tracing::debug;
 use super::Mountable;
 use super::root::{NewRoot, make_link};
 use crate::mount::{HostFile, Link, Mount, MountKind, Shape};
-use crate::mountinfo::MountLine;
 use crate::plan::{Plan, lies_in};
 use crate::slurm::Helper;
-use crate::{host_libraries, mountinfo, slurm, sys};
+use crate::{host_libraries, slurm, sys};
 
 /// What a mount of the plan needs from the host.
 pub enum OpenSource {

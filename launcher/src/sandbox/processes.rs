@@ -15,12 +15,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use mizzen_core::mountinfo;
 use nix::poll::{PollFlags, PollTimeout};
 use nix::unistd::getuid;
 use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 
 use super::watcher::wait_for;
-use crate::{mountinfo, sys};
+use crate::sys;
 
 /// What is not gone by then waits in the kernel, for a disk or a network, and will go.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -2,15 +2,16 @@
 //! we see.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{fchdir, mkdir, pivot_root, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -32,8 +33,8 @@ const ROOT: &str = "/root";
 pub enum Source {
     /// A file server.
     Served(Mountable),
-    /// A directory of the host.
-    Directory(PathBuf),
+    /// A directory of the host, by its path, and what was found there when it was opened.
+    Directory(PathBuf, Metadata),
     /// A detached mount, as from `open_tree` or `fsmount`.
     Mount(OwnedFd),
 }
@@ -48,7 +49,7 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
     // What comes from the host is opened while it can be seen.
     let changes = changes.map(open_directory).transpose()?;
     let directory = match &source {
-        Source::Directory(path) => Some(open_directory(path)?),
+        Source::Directory(path, opened) => Some(open_same_directory(path, opened)?),
         Source::Served(_) | Source::Mount(_) => None,
     };
     let source = match directory.as_ref().map(detached_clone).transpose()?.flatten() {
@@ -123,11 +124,11 @@ fn mount_image(source: Source, directory: Option<OwnedFd>, place: &Path) -> Resu
             move_mount(mount, "", rustix::fs::CWD, place, flags)
                 .map_err(|errno| Failure::caused_by("cannot put the image's mount in its place", errno))?;
         }
-        (Source::Directory(_), Some(directory)) => {
+        (Source::Directory(..), Some(directory)) => {
             bind(directory.as_fd(), open_directory(place)?.as_fd())
                 .map_err(|errno| Failure::caused_by("cannot bind the image's directory", errno))?;
         }
-        (Source::Directory(_), None) => {}
+        (Source::Directory(..), None) => {}
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
     restrict(open_directory(place)?.as_fd(), place, flags)
@@ -292,6 +293,21 @@ fn read_only(directory: BorrowedFd) -> Result<(), Failure> {
 
 fn make_directory(path: &Path) -> Result<(), Failure> {
     fs::create_dir(path).map_err(|error| Failure::caused_by(format!("cannot make {}", path.display()), error))
+}
+
+/// The directory that was opened before, by its path. Of one in another mount namespace the path is text, which may mean another
+/// here: the host's root, for example.
+fn open_same_directory(path: &Path, opened: &Metadata) -> Result<OwnedFd, Failure> {
+    let directory = open_directory(path)?;
+    let found = fstat(&directory)
+        .map_err(|errno| Failure::caused_by(format!("cannot open {}", path.display()), errno))?;
+    if (found.st_dev, found.st_ino) == (opened.dev(), opened.ino()) {
+        return Ok(directory);
+    }
+    let message = format!("{} is another directory than the image that was opened", path.display());
+    Err(Failure::new(message).hint(
+        "an image must be a directory of this node's, not of another process's (/proc/PID/root), and stay where it is",
+    ))
 }
 
 fn open_directory(path: &Path) -> Result<OwnedFd, Failure> {

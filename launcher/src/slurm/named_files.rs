@@ -13,6 +13,7 @@ use std::path::Path;
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server::{FsServer, find_served};
 use mizzen_core::trusted_file::check_only_users;
 use mizzen_core::variables;
 use nix::unistd::geteuid;
@@ -98,6 +99,8 @@ const ROLES: [(Role, &str); 6] = [
 pub struct NamedFile {
     /// As the caller has written it.
     pub name: OsString,
+    /// The variable whose value that is.
+    pub variable: Option<OsString>,
     /// What it is to the command.
     pub role: Role,
     /// What the caller has under that name.
@@ -109,7 +112,8 @@ impl NamedFile {
     pub fn encode(&self) -> Vec<u8> {
         let role = ROLES.iter().find(|(role, _)| *role == self.role).map_or("", |(_, name)| name);
         let head = format!("{role} {} ", Inode::encode(self.inside));
-        [head.as_bytes(), self.name.as_bytes()].concat()
+        let variable = self.variable.as_ref().map(|name| [name.as_bytes(), b"="].concat());
+        [head.as_bytes(), &variable.unwrap_or_default(), self.name.as_bytes()].concat()
     }
 
     /// From those bytes; None if they are none.
@@ -118,7 +122,15 @@ impl NamedFile {
         let role = parts.next()?;
         let (role, _) = ROLES.iter().find(|(_, name)| name.as_bytes() == role)?;
         let inside = Inode::decode(parts.next()?)?;
-        Some(NamedFile { name: OsString::from_vec(parts.next()?.to_vec()), role: *role, inside })
+        let (rest, text) = (parts.next()?, |bytes: &[u8]| OsString::from_vec(bytes.to_vec()));
+        let (variable, name) = match role {
+            Role::Variable => {
+                let sign = rest.iter().position(|byte| *byte == b'=')?;
+                (Some(text(&rest[..sign])), text(&rest[sign + 1..]))
+            }
+            _ => (None, text(rest)),
+        };
+        Some(NamedFile { name, variable, role: *role, inside })
     }
 }
 
@@ -148,7 +160,8 @@ pub fn named_files(
             && name != HOST_VARIABLE
     };
     let variables = environment.iter().filter(|(name, _)| is_option(name)).filter_map(|(name, value)| {
-        named_file(value, Role::Variable, IMAGE_VARIABLES.iter().any(|image| name == image))
+        let file = named_file(value, Role::Variable, IMAGE_VARIABLES.iter().any(|image| name == image))?;
+        Some(NamedFile { variable: Some(name.clone()), ..file })
     });
     Ok(words.chain(variables).chain(directories).collect())
 }
@@ -168,7 +181,7 @@ fn directories<'a>(words: &[FileWord<'a>], variables: impl Iterator<Item = &'a O
     let names = values.chain(variables.map(OsString::as_os_str)).filter(|name| !name.is_empty());
     let directory = |name: &OsStr| {
         let inside = fs::metadata(name).ok().filter(Metadata::is_dir).as_ref().map(Inode::of);
-        NamedFile { name: name.to_owned(), role: Role::Directory, inside }
+        NamedFile { name: name.to_owned(), variable: None, role: Role::Directory, inside }
     };
     names.map(directory).collect()
 }
@@ -189,14 +202,18 @@ fn named_file(name: &OsStr, role: Role, is_image: bool) -> Option<NamedFile> {
     let found = fs::metadata(name).ok().filter(may_be);
     let counts = found.is_some() || (is_program && has_slash);
     let inside = found.as_ref().map(Inode::of);
-    counts.then(|| NamedFile { name: name.to_owned(), role, inside })
+    counts.then(|| NamedFile { name: name.to_owned(), variable: None, role, inside })
 }
 
 /// Refuses a command that would read other files than its caller sees; `directory` is the command's, and `hosts` are the variables
 /// that the job has come with (runs outside).
 pub fn check(files: &[NamedFile], directory: &Path, hosts: &[(OsString, OsString)]) -> Result<(), Failure> {
-    let is_hosts =
-        |file: &NamedFile| file.role == Role::Variable && hosts.iter().any(|(_, value)| *value == file.name);
+    // By name and value: the same path in another variable is what somebody inside has made of it.
+    let is_hosts = |file: &NamedFile| {
+        file.variable
+            .as_ref()
+            .is_some_and(|variable| hosts.iter().any(|(name, value)| name == variable && *value == file.name))
+    };
     files.iter().filter(|file| !is_hosts(file)).try_for_each(|file| file.check(directory))
 }
 
@@ -204,6 +221,7 @@ impl NamedFile {
     fn check(&self, directory: &Path) -> Result<(), Failure> {
         let path = directory.join(&self.name);
         let shown = quote(self.name.as_bytes());
+        self.refuse_served(&path)?;
         let outside = fs::metadata(&path).ok();
         match (self.inside, outside, self.role) {
             (_, Some(outside), Role::Directory) if !outside.is_dir() => Ok(()),
@@ -234,6 +252,19 @@ impl NamedFile {
             _ => Ok(()),
         }
     }
+
+    /// Another user's file system may never answer; it is asked only if the caller has the file on that one, too.
+    fn refuse_served(&self, path: &Path) -> Result<(), Failure> {
+        let Ok(Some(part)) = find_served(path, FsServer::is_foreign) else { return Ok(()) };
+        match self.inside {
+            Some(inside) if part.device == Some(inside.device) => Ok(()),
+            _ => Err(refusal(format!(
+                "{} is taken from outside the container, and {}",
+                quote(self.name.as_bytes()),
+                part.describe()
+            ))),
+        }
+    }
 }
 
 fn refusal(why: String) -> Failure {
@@ -261,11 +292,21 @@ mod tests {
         let name = OsString::from_vec((1..=255).collect());
         for inside in [None, Some(Inode { device: 1, number: u64::MAX })] {
             for (role, _) in ROLES {
-                let file = NamedFile { name: name.clone(), role, inside };
+                let variable = (role == Role::Variable).then(|| "SLURM PROLOG".into());
+                let file = NamedFile { name: name.clone(), variable, role, inside };
                 assert_eq!(NamedFile::decode(&file.encode()), Some(file));
             }
         }
-        for bytes in ["", "program", "program -", "other - x", "value 1 x", "value 1: x", "value a:1 x"] {
+        for bytes in [
+            "",
+            "program",
+            "program -",
+            "other - x",
+            "value 1 x",
+            "value 1: x",
+            "value a:1 x",
+            "variable - x",
+        ] {
             assert_eq!(NamedFile::decode(bytes.as_bytes()), None, "{bytes}");
         }
     }
@@ -277,12 +318,17 @@ mod tests {
         let [one, other] = ["one", "other"].map(|name| top.join(name));
         [&one, &other].into_iter().for_each(|path| fs::write(path, "").unwrap());
         let inode = |path: &Path| Some(Inode::of(&fs::metadata(path).unwrap()));
-        let check = |name: &str, role: Role, inside: Option<Inode>| {
-            let file = NamedFile { name: name.into(), role, inside };
+        let check_variable = |variable: Option<&str>, name: &str, role: Role, inside: Option<Inode>| {
+            let file = NamedFile { name: name.into(), variable: variable.map(OsString::from), role, inside };
             let hosts = [("SLURM_PROLOG".into(), "other".into())];
             check(&[file], &top, &hosts).map_err(|failure| failure.message)
         };
-        assert_eq!(check("other", Role::Variable, inode(&one)), Ok(()), "the job has come with it");
+        let check = |name: &str, role: Role, inside: Option<Inode>| {
+            check_variable((role == Role::Variable).then_some("SLURM_EPILOG"), name, role, inside)
+        };
+        let hosts = check_variable(Some("SLURM_PROLOG"), "other", Role::Variable, inode(&one));
+        assert_eq!(hosts, Ok(()), "the job has come with it");
+        assert!(check("other", Role::Variable, inode(&one)).is_err(), "and not with this one");
         for role in [Role::Value, Role::Variable, Role::Output, Role::Program] {
             assert_eq!(check("one", role, inode(&one)), Ok(()));
             let expected = "one is another file outside the container, where this command runs".to_owned();

@@ -20,6 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::{FailureKind, cause, quote};
+use mizzen_core::mountinfo::open_on_same_mount;
 use mizzen_core::options::{MountOption, MountSource};
 use mizzen_core::request::{self, Container, ImageSource};
 use mizzen_core::staging::{Policy, decode_refusal};
@@ -42,7 +43,6 @@ use super::{
     note, open_as_user, progress, wanted, with_retries,
 };
 use crate::image::{ImageKind, OpenedImage, shown};
-use crate::mountinfo::open_on_same_mount;
 use crate::progress::Progress;
 use crate::sys;
 use crate::trace::OrDebug;

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mizzen_core::failure::quote;
+use mizzen_core::mountinfo::open_on_same_mount;
 use mizzen_core::{Digest, Failure, trusted_file};
 use nix::unistd::geteuid;
 use rustix::fs::{
@@ -32,7 +33,6 @@ use rustix::io::Errno;
 use super::own_directory;
 use super::source::{FileIdentity, Manifest};
 use crate::image::shown;
-use crate::mountinfo::open_on_same_mount;
 use crate::sys;
 use crate::trace::OrDebug;
 use tracing::debug;

@@ -2,9 +2,9 @@
 
 use std::os::fd::AsFd;
 
+use mizzen_core::mountinfo;
 use rustix::fs::{fstat, fstatfs, major, minor};
 
-use crate::mountinfo;
 use crate::trace::OrDebug;
 
 /// What statfs says of file systems that many nodes share.

@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mizzen_core::failure::cause;
+use mizzen_core::fs_server::FsServer;
 use mizzen_core::staging::{Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
@@ -189,10 +190,11 @@ fn try_stage(
     requirements.check_source(&opened)?;
     // What others can write to after its digest was compared is not what was asked for: of that a copy is used, or nothing.
     let own_copy = opened.kind != ImageKind::Directory
-        && staging.policy == Policy::Auto
+        && staging.policy != Policy::Never
         && requirements.content_matters()
         && others_can_write(&opened);
-    let with_copy = StagingOptions { policy: Policy::Always, copy_required: true, ..staging.clone() };
+    let policy = if staging.policy == Policy::Auto { Policy::Always } else { staging.policy };
+    let with_copy = StagingOptions { policy, copy_required: true, ..staging.clone() };
     let staging = if own_copy { &with_copy } else { staging };
     if opened.kind == ImageKind::Directory {
         return Ok(StagedImage { opened, digest: None, provenance: Provenance::Source });
@@ -236,8 +238,12 @@ fn try_stage(
     Ok(ready)
 }
 
-/// Whether an image can be changed by somebody beside this user and root.
+/// Whether an image can be changed by somebody beside this user and root: by what its file system says of it, unless somebody
+/// else serves that.
 fn others_can_write(opened: &OpenedImage) -> bool {
+    if FsServer::of(&opened.file).is_foreign() {
+        return true;
+    }
     let safe = |found: Metadata| [0, geteuid().as_raw()].contains(&found.uid()) && found.mode() & 0o022 == 0;
     !opened.file.metadata().is_ok_and(safe)
 }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
+use mizzen_core::mountinfo::open_on_same_mount;
 use nix::unistd::geteuid;
 use rustix::fs::{CWD, FileType, Mode, OFlags, chmod, fstat, mkdirat, openat};
 use rustix::io::Errno;
 
 use super::cache::describe;
 use crate::image::shown;
-use crate::mountinfo::open_on_same_mount;
 
 /// As many names are tried before the image is used where it is.
 const NAMES: u32 = 16;

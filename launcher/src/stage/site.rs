@@ -4,17 +4,18 @@
 //! A user reads here and does nothing else. What tells the copy is the identity of the original, which the user has
 //! opened: root has written down the same, so both see the same mount.
 
-use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::cause;
+use mizzen_core::fs_server::{self, FsServer, place_of};
 use mizzen_core::image::{ImageFormat, cannot_open, probe, refuse_special};
+use mizzen_core::mountinfo::{self, MountLine};
 use mizzen_core::{Digest, Failure};
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, getxattr, openat, readlinkat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, getxattr, openat};
 use rustix::io::Errno;
 
 use super::StageError;
@@ -23,15 +24,12 @@ use super::obtain::damage;
 use super::progress_sink::ProgressSink;
 use super::source::{FileIdentity, SourceImage};
 use crate::image::{ImageKind, OpenedImage, identify_opened, shown};
-use crate::mountinfo::{self, MountLine};
 use crate::sys;
 use crate::trace::OrDebug;
 
 /// File systems of the kernel's own, whose files have no content that would stay.
 const PSEUDO: &str = "proc sysfs cgroup cgroup2 debugfs tracefs securityfs selinuxfs smackfs configfs bpf pstore efivarfs fusectl mqueue nsfs \
      binfmt_misc resctrl rpc_pipefs nfsd devpts";
-/// The kernel's limit.
-const LINKS: u32 = 40;
 
 /// The site's copy of an image that the user has opened, if there is one that can be used.
 pub fn find(directory: &Path, source: &SourceImage, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
@@ -116,7 +114,7 @@ pub fn open(path: &Path) -> Result<OpenedImage, StageError> {
     }
     mount_of(&reached).map_err(|why| refused(&why))?;
     if let Some(why) = why_closed(&reached, metadata.mode(), 0o044) {
-        let real = fs::read_link(descriptor_path(&reached)).unwrap_or_default();
+        let real = place_of(&reached);
         return Err(closed(&format!("it {why}"), 'r', &real, real == path));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -177,17 +175,12 @@ fn mount_line(file: &File) -> Result<MountLine, String> {
 /// Why a file is not read for all users.
 const SERVED: &str = "it lies on a file system that a user serves";
 
-fn is_served_by_user(mount: &MountLine) -> bool {
-    let by_root = mount.super_options.split(',').any(|option| option == "user_id=0");
-    mount.fs_type.starts_with("fuse") && !by_root
-}
-
 fn check_mount(mount: &MountLine) -> Result<String, String> {
     let MountLine { fs_type, source, .. } = mount;
     if PSEUDO.split(' ').any(|pseudo| pseudo == fs_type) {
         return Err(format!("it lies on {fs_type}"));
     }
-    if is_served_by_user(mount) {
+    if FsServer::of_line(mount).is_users() {
         return Err(SERVED.to_owned());
     }
     Ok(format!("{fs_type} {source} "))
@@ -234,54 +227,24 @@ enum PathAccess {
     Served,
 }
 
-/// Follows an absolute path by hand, component by component and link by link, so that what is checked is what is gone
-/// through: whoever changes a link meanwhile sends us another way, which is checked as well. Links are text here, also those
-/// in /proc: none leads into a user's mount namespace.
+/// Follows an absolute path, to what everybody can reach by it.
 fn walk(path: &Path) -> Result<PathAccess, Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let root = || openat(CWD, "/", flags, Mode::empty()).map(File::from);
-    let (mut here, mut names, mut links) = (root()?, names_of(path), 0);
-    loop {
+    let walked = fs_server::walk(path, |here, server| {
         // Before anything is asked of it.
-        if mount_line(&here).map_or(true, |mount| is_served_by_user(&mount)) {
-            return Ok(PathAccess::Served);
+        if server.is_users() {
+            return Ok(ControlFlow::Break(PathAccess::Served));
         }
-        let stat = fstat(&here)?;
+        let stat = fstat(here).map_err(|errno| nix::Error::from_raw(errno.raw_os_error()))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        if let Some(why) = is_directory.then(|| why_closed(&here, stat.st_mode, 0o011)).flatten() {
-            let name = fs::read_link(descriptor_path(&here));
-            return Ok(PathAccess::Closed(name.unwrap_or_else(|_| path.to_owned()), why));
-        }
-        let Some(name) = names.pop() else { return Ok(PathAccess::Open(here)) };
-        let next = File::from(openat(&here, &*name, flags, Mode::empty())?);
-        let target = match readlinkat(&next, "", Vec::new()) {
-            Ok(target) => PathBuf::from(OsString::from_vec(target.into_bytes())),
-            // No link.
-            Err(Errno::NOENT | Errno::INVAL) => {
-                here = next;
-                continue;
-            }
-            Err(errno) => return Err(errno),
-        };
-        links += 1;
-        if links > LINKS {
-            return Err(Errno::LOOP);
-        }
-        if target.is_absolute() {
-            here = root()?;
-        }
-        names.extend(names_of(&target));
-    }
-}
-
-/// The components of a path, the last one first.
-fn names_of(path: &Path) -> Vec<OsString> {
-    let name = |component: Component| match component {
-        Component::Normal(name) => Some(name.to_owned()),
-        Component::ParentDir => Some(OsStr::from_bytes(b"..").to_owned()),
-        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
-    };
-    path.components().rev().filter_map(name).collect()
+        Ok(match is_directory.then(|| why_closed(here, stat.st_mode, 0o011)).flatten() {
+            Some(why) => ControlFlow::Break(PathAccess::Closed(place_of(here), why)),
+            None => ControlFlow::Continue(()),
+        })
+    });
+    Ok(match walked.map_err(|errno| Errno::from_raw_os_error(errno as i32))? {
+        ControlFlow::Break(ended) => ended,
+        ControlFlow::Continue(reached) => PathAccess::Open(reached),
+    })
 }
 
 #[cfg(test)]

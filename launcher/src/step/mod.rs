@@ -24,7 +24,7 @@ use mizzen_core::request::{self, Container, ImageSource};
 use mizzen_core::settings::Verbosity;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::user_namespace::group_map;
-use mizzen_core::{Config, Failure, Handover, Request, cancel};
+use mizzen_core::{Config, Failure, Handover, Request, cancel, fs_server};
 use nix::unistd::geteuid;
 use tracing::info_span;
 
@@ -125,6 +125,7 @@ fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
     let mut name = OsString::from(format!("slurm_bcast_{step}_"));
     name.push(std::env::var_os("SLURMD_NODENAME")?);
     let copy = directory.join(name);
+    fs_server::refuse_foreign(&copy).ok()?;
     let found = copy.symlink_metadata().ok()?;
     (found.is_file() && found.uid() == geteuid().as_raw()).then(|| copy.into_os_string())
 }

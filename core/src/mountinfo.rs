@@ -6,8 +6,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::{fs, io};
 
-use rustix::fs::{Mode, OFlags, openat};
-use rustix::io::Errno;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 
 /// A line: `36 35 98:0 /root /place options [optional fields] - type source super-options`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,11 +45,11 @@ pub fn mount_id(file: impl AsFd) -> io::Result<String> {
 /// can make names, another user may have mounted a file system of their own on one, whose server answers what it likes, or
 /// never. Nothing has been asked of it when this returns EXDEV.
 pub fn open_on_same_mount(directory: BorrowedFd, name: &OsStr) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let found = openat(directory, name, flags, Mode::empty())?;
     match mount_id(&found)? == mount_id(directory)? {
         true => Ok(found),
-        false => Err(Errno::XDEV.into()),
+        false => Err(Errno::EXDEV.into()),
     }
 }
 
