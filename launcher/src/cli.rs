@@ -15,7 +15,7 @@ use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings, build};
 
 use crate::find_image;
-use crate::options::{self, Origin, RunOptions};
+use crate::options::{self, Origin, RunOptions, Sharing};
 use images::{ExportArgs, ImagesCommand, ImportArgs, LoginArgs, LogoutArgs};
 
 const EXAMPLES: &str = "\
@@ -23,7 +23,8 @@ Examples:
   mizzen run tf.sqsh python train.py          the home directory, /tmp and the current directory are there
   mizzen run -m /data:/data:ro tf.sqsh bash   a directory of the host, read-only
   mizzen run --writable tf.sqsh sh            write anywhere; the changes end with the container
-  srun mizzen run tf.sqsh python train.py     in a Slurm job";
+  srun mizzen run tf.sqsh python train.py     in a Slurm job
+  mpirun -np 4 mizzen run tf.sqsh ./solver    ranks of MPI, which share one container on each node";
 
 /// Containers for Slurm, and without it
 #[derive(Debug, Parser)]
@@ -178,6 +179,17 @@ pub struct ContainerArgs {
     /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
     #[arg(long, value_name = "NAMES")]
     unshare: Option<String>,
+    /// Be in one container with all who share it on this node: the ranks of an MPI launch, or who gives the same NAME
+    ///
+    /// Ranks that mpirun or mpiexec starts share one by themselves, if there are several on the node and their images and
+    /// options are the same: MPI's single-copy transfers need it. Without NAME and outside of MPI it is shared by what the
+    /// same shell or program starts.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "",
+          overrides_with = "no_share")]
+    share: Option<OsString>,
+    /// Have a container of one's own under mpirun, too
+    #[arg(long, overrides_with = "share")]
+    no_share: bool,
     /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content
     image: PathBuf,
     /// The program and its arguments
@@ -205,10 +217,16 @@ impl ContainerArgs {
                  --entrypoint gives them to the image's entrypoint",
             ));
         }
+        let sharing = match self.share {
+            _ if self.no_share => Sharing::No,
+            None => Sharing::Ranks,
+            Some(name) if name.is_empty() => Sharing::Siblings,
+            Some(name) => Sharing::Named(name),
+        };
         let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
         let image = find_image::to_run(&self.image, &config)?;
         let options = RunOptions::new(image, self.command, settings, config, Origin::Option)?;
-        Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
+        Ok(RunOptions { clean_env: self.clean_env, unshare, sharing, ..options })
     }
 }
 
