@@ -29,6 +29,7 @@ mod hostile;
 mod image_policy;
 mod lifetime;
 mod mpi;
+mod mpirun;
 mod other_users;
 mod own_hostname;
 mod registry_images;
