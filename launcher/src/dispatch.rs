@@ -16,8 +16,8 @@ use crate::cli::{CacheCommand, Cli, Command};
 use crate::report::{print, report, written};
 use crate::stage::commands::Stager;
 use crate::{
-    check_config, cli, doctor, importer, inspect, manual, pipeline, raised_limits, share, slurm, stage,
-    step, sys, trace,
+    check_config, cli, doctor, importer, inspect, manual, pipeline, raised_limits, share, slurm, stage, step,
+    sys, trace,
 };
 
 /// Does what the process was started for.

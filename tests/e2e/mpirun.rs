@@ -71,7 +71,8 @@ fn ranks_on_two_nodes_compute_together() {
     }
     assert_silent(&mpirun("python3 neighbours.py"), &expected);
     // One container on each node, and what mpirun tells its ranks is the same inside.
-    let told = mpirun("sh -c 'echo $(hostname) $(readlink /proc/self/ns/mnt) $OMPI_COMM_WORLD_SIZE; sleep 1'");
+    let told =
+        mpirun("sh -c 'echo $(hostname) $(readlink /proc/self/ns/mnt) $OMPI_COMM_WORLD_SIZE; sleep 1'");
     assert_eq!(different(&told, 4), 2, "{}", told.text());
     // In a batch script, with a session directory that the image does not have.
     let script = "#!/bin/bash\\nexport TMPDIR=/local\\nmpirun.openmpi mizzen run /shared/py.sqsh python3 allreduce.py\\n";
@@ -94,10 +95,15 @@ fn ranks_of_their_own_lose_their_neighbours() {
     let cluster = start("mpirun-alone", 1);
     cluster.share("py.sqsh", &mpi().unwrap()).unwrap();
     let mpirun = |option: &str| {
-        let script = format!("set -o pipefail; mpirun.openmpi -np 2 mizzen run {option} /shared/py.sqsh python3 neighbours.py | sort");
+        let script = format!(
+            "set -o pipefail; mpirun.openmpi -np 2 mizzen run {option} /shared/py.sqsh python3 neighbours.py | sort"
+        );
         cluster.run_on("node1", User::Alice, &script)
     };
-    assert_silent(&mpirun(""), "0 reads 0: rank 0\n0 reads 1: rank 1\n1 reads 0: rank 0\n1 reads 1: rank 1\n");
+    assert_silent(
+        &mpirun(""),
+        "0 reads 0: rank 0\n0 reads 1: rank 1\n1 reads 0: rank 0\n1 reads 1: rank 1\n",
+    );
     let alone = mpirun("--no-share");
     assert_eq!(alone.stdout.matches("Operation not permitted").count(), 2, "{}", alone.text());
 }
@@ -107,7 +113,9 @@ fn mpich_finds_its_process_manager() {
     let cluster = start("mpiexec", 1);
     assert_out(&cluster.run_on("node1", User::Root, "mkdir /image && mount --bind / /image"), 0, "");
     let mpiexec = |options: &str| {
-        let script = format!("set -o pipefail; mpiexec.mpich {options} -n 4 mizzen run /image python3 sum.py libmpich.so.12 | sort");
+        let script = format!(
+            "set -o pipefail; mpiexec.mpich {options} -n 4 mizzen run /image python3 sum.py libmpich.so.12 | sort"
+        );
         cluster.run_on("node1", User::Alice, &script)
     };
     let library = "/usr/lib/x86_64-linux-gnu/libmpich.so.12.2.2";
@@ -151,7 +159,11 @@ fn an_mpi_of_another_family_is_named() {
         tree.file(library, "").unwrap();
         cluster.share("odd.sqsh", &tree.squashfs(&["-comp", "zstd"]).unwrap()).unwrap();
         let run = |start: &str| {
-            cluster.run_on("node1", User::Alice, &format!("{start} mizzen run /shared/odd.sqsh sh -c 'sleep 0.5; echo ran'"))
+            cluster.run_on(
+                "node1",
+                User::Alice,
+                &format!("{start} mizzen run /shared/odd.sqsh sh -c 'sleep 0.5; echo ran'"),
+            )
         };
         let mismatch = run(start);
         assert_out(&mismatch, 0, "ran\nran\n");
@@ -194,10 +206,13 @@ fn who_is_meant_by_an_option_is_in_one_container() {
         "ranks 4 sh -c 'mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} sh -c \"echo $OMPI_COMM_WORLD_RANK \\$OWN; sleep 1\"; :' | sort"
     );
     assert_silent(&alice(&own), "0 0\n1 1\n2 2\n3 3\n");
-    let variables = format!("ranks 4 sh -c 'mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} {WHERE}; sleep 1'");
+    let variables =
+        format!("ranks 4 sh -c 'mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} {WHERE}; sleep 1'");
     assert_out(&alice(&format!("{variables} > /dev/null")), 0, "");
     // By a name, whoever starts them; and without a launch, what one shell starts.
-    let named = format!("for i in 1 2 3; do sh -c \"mizzen run --share=n {image} {held}; :\" & sleep 0.1; done; wait");
+    let named = format!(
+        "for i in 1 2 3; do sh -c \"mizzen run --share=n {image} {held}; :\" & sleep 0.1; done; wait"
+    );
     assert_eq!(different(&alice(&named.replace("\"mizzen", "\"exec mizzen").replace("; :\"", "\"")), 3), 1);
     let siblings = format!("for i in 1 2 3; do mizzen run --share {image} {held} & done; wait");
     assert_eq!(different(&alice(&siblings), 3), 1);
@@ -240,9 +255,7 @@ fn a_killed_builder_stops_nobody() {
     let rank = format!("mizzen run --share=k /shared/bb.sqsh sh -c '{WHERE}; sleep 0.6'");
     for round in 0..count(12, 200) {
         let delay = f64::from(round % 40) * 0.0008;
-        let script = format!(
-            "timeout -s KILL {delay:.4} {rank} > /dev/null & {rank} & {rank} & wait"
-        );
+        let script = format!("timeout -s KILL {delay:.4} {rank} > /dev/null & {rank} & {rank} & wait");
         let output = run_in_time_on_node(&cluster, &script);
         assert_eq!(different(&output, 2), 1, "killed after {delay} s: {}", output.text());
         assert!(!output.stderr.contains("mizzen: "), "{}", output.text());
@@ -286,11 +299,8 @@ fn many_launches_at_once_end_as_they_like() {
         let output = cluster.run_on("node1", User::Alice, &launches);
         assert_eq!((output.code, output.stdout.lines().count()), (0, 40), "{}", output.text());
         assert_eq!(output.stderr, "", "{}", output.text());
-        let mut ranks: Vec<String> = output
-            .stdout
-            .lines()
-            .map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" "))
-            .collect();
+        let mut ranks: Vec<String> =
+            output.stdout.lines().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
         ranks.sort();
         let expected: Vec<String> =
             (0..10).flat_map(|launch| (0..4).map(move |rank| format!("{launch} {rank}"))).collect();
@@ -313,7 +323,12 @@ fn another_user_stops_and_misleads_nobody() {
     let cluster = with_busybox("share-squatted");
     let (image, held) = ("/shared/bb.sqsh", format!("sh -c '{WHERE}; sleep 0.5'"));
     let bob = |script: &str| cluster.run_on("node1", User::Bob, script);
-    assert_silent(&bob("mkdir -m 777 /var/tmp/mizzen-2001; mkfifo /var/tmp/mizzen-2001.1; ln -s /tmp /var/tmp/mizzen-2001.2"), "");
+    assert_silent(
+        &bob(
+            "mkdir -m 777 /var/tmp/mizzen-2001; mkfifo /var/tmp/mizzen-2001.1; ln -s /tmp /var/tmp/mizzen-2001.2",
+        ),
+        "",
+    );
     let run = || {
         let begin = std::time::Instant::now();
         let output = ranks(&cluster, &format!("ranks 4 mizzen run {image} {held}"));
@@ -322,16 +337,26 @@ fn another_user_stops_and_misleads_nobody() {
     };
     let output = run();
     assert_eq!((different(&output, 4), output.stderr.as_str()), (1, ""), "{}", output.text());
-    let directory = cluster.run_on("node1", User::Root, "stat -c '%U %a' /var/tmp/mizzen-2001.3; ls /var/tmp/mizzen-2001");
+    let directory = cluster.run_on(
+        "node1",
+        User::Root,
+        "stat -c '%U %a' /var/tmp/mizzen-2001.3; ls /var/tmp/mizzen-2001",
+    );
     assert_silent(&directory, "alice 700\n");
     // While they run, Bob gets neither at the socket nor at its directory.
-    let script = format!("{RANKS} ranks 4 mizzen run {image} sh -c 'sleep 2' & sleep 0.5; ls /var/tmp/mizzen-2001.3");
+    let script =
+        format!("{RANKS} ranks 4 mizzen run {image} sh -c 'sleep 2' & sleep 0.5; ls /var/tmp/mizzen-2001.3");
     let name = cluster.run_on("node1", User::Alice, &format!("{script}; wait"));
     assert!(name.stdout.starts_with("share-"), "{}", name.text());
     let reach = "python3 -c 'import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(\"/var/tmp/mizzen-2001.3/x\")' 2>&1 \
                  | tail -1; ls /var/tmp/mizzen-2001.3 2>&1";
     let refused = bob(reach);
-    assert_eq!(refused.stdout.matches("Permission denied").count(), 1 + usize::from(refused.stdout.contains("PermissionError")), "{}", refused.text());
+    assert_eq!(
+        refused.stdout.matches("Permission denied").count(),
+        1 + usize::from(refused.stdout.contains("PermissionError")),
+        "{}",
+        refused.text()
+    );
     // All names that her directory could have: every rank has a container of its own, and one of them says why.
     cluster.run_on("node1", User::Root, "rm -rf /var/tmp/mizzen-2001.3");
     bob("for i in 3 4 5 6 7 8 9 10 11 12 13 14 15; do mkdir /var/tmp/mizzen-2001.$i; done");

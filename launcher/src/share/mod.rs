@@ -15,10 +15,12 @@ mod rendezvous;
 mod server;
 
 use std::ffi::OsString;
+use std::fs;
 use std::io::{PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use mizzen_core::handover::{OUTCOME_LIMIT, Outcome};
 use mizzen_core::request::ImageSource;
@@ -35,8 +37,8 @@ use crate::report::{report, report_note};
 use crate::step::channel::{descriptors, read_message, write_facts};
 use crate::{pipeline, sandbox, sys};
 use launch::Rank;
-pub use rendezvous::Rendezvous;
 use rendezvous::Arrival;
+pub use rendezvous::Rendezvous;
 use server::NamespaceServer;
 
 /// Where this run finds those that it shares its container with, if it shares one.
@@ -102,7 +104,10 @@ fn shape(options: &RunOptions, environment: &[(OsString, OsString)]) -> String {
     let gpus = ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"];
     let gpus = gpus.map(|name| variable(name).is_some_and(|value| !value.is_empty() && value != "-1"));
     let directory = std::env::current_dir().ok();
-    format!("{shaping:?} {:?} {directory:?} {mounted:?} {gpus:?}", image_identity(&options.image))
+    // From another one a container could not be entered, or has another host around it.
+    let namespaces = ["user", "mnt", "pid"].map(|name| fs::read_link(format!("/proc/self/ns/{name}")).ok());
+    let identity = image_identity(&options.image);
+    format!("{shaping:?} {identity:?} {directory:?} {mounted:?} {gpus:?} {namespaces:?}")
 }
 
 /// What tells the image's file from another that has taken its name meanwhile.
@@ -124,9 +129,14 @@ fn image_identity(image: &ImageSource) -> Option<(u64, u64, [i64; 5])> {
     Some((found.dev(), found.ino(), times))
 }
 
+/// So often may those end who are found, one after the other, before there is a container. Each time somebody must have been
+/// killed, or have come to its own end.
+const ATTEMPTS: u32 = 1000;
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// Becomes the program in the shared container. Returns only why not, when the user has been told.
 pub fn run(options: &RunOptions, rendezvous: &Rendezvous) -> Failure {
-    loop {
+    for _ in 0..ATTEMPTS {
         let arrived = rendezvous.arrive().map_err(|failure| failure.about("cannot share a container"));
         match arrived {
             Ok(Arrival::First(listener)) => return build_and_run(options, rendezvous, listener),
@@ -135,12 +145,14 @@ pub fn run(options: &RunOptions, rendezvous: &Rendezvous) -> Failure {
                 // The builder has told the user.
                 Ok(Some((Outcome::Failed(failure), _))) => return failure,
                 // Who was there has ended without a word, or with the last of its container.
-                Ok(None) => {}
+                Ok(None) => std::thread::sleep(PAUSE),
                 Err(errno) => return told(Failure::caused_by("cannot hear of the shared container", errno)),
             },
             Err(failure) => return told(failure),
         }
     }
+    let message = format!("cannot share a container: {ATTEMPTS} times who was there ended without a word");
+    told(Failure::new(message).hint("--no-share makes one for each process"))
 }
 
 fn told(failure: Failure) -> Failure {
@@ -251,8 +263,8 @@ impl Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mizzen_core::options::EnvOption;
     use crate::options::Origin;
+    use mizzen_core::options::EnvOption;
 
     fn shape_of(options: &RunOptions, pairs: &[(&str, &str)]) -> String {
         let environment: Vec<_> = pairs.iter().map(|(name, value)| (name.into(), value.into())).collect();
