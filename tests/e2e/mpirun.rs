@@ -191,31 +191,36 @@ fn who_is_meant_by_an_option_is_in_one_container() {
     let alice = |script: &str| ranks(&cluster, script);
     let image = "/shared/bb.sqsh";
     let held = format!("sh -c '{WHERE}; sleep 1'");
+    // One rank has nobody to share with, and looks for nobody.
+    let alone = format!("ranks 1 mizzen run {image} echo ran; test ! -e /var/tmp/mizzen-2001");
+    assert_silent(&alice(&alone), "ran\n");
     assert_eq!(different(&alice(&format!("ranks 4 mizzen run {image} {held}")), 4), 1);
     assert_eq!(different(&alice(&format!("ranks 4 mizzen run --no-share {image} {held}")), 4), 4);
-    // One rank has nobody to share with.
-    let alone = alice(&format!("ranks 1 mizzen run -v {image} {WHERE}; ls /var/tmp/mizzen-2001"));
-    assert_eq!(alone.code, 2, "it has no directory: {}", alone.text());
     // Other images, settings and directories are other containers; other variables and programs are not.
     let mixed = format!(
         "ranks 2 mizzen run {image} {held} & ranks 2 mizzen run --writable {image} {held} & \
          (cd /; ranks 2 mizzen run {image} {held}) & wait"
     );
     assert_eq!(different(&alice(&mixed), 6), 3);
-    let own = format!(
-        "ranks 4 sh -c 'mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} sh -c \"echo $OMPI_COMM_WORLD_RANK \\$OWN; sleep 1\"; :' | sort"
+    let rank = format!(
+        "mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} sh -c \"echo $OMPI_COMM_WORLD_RANK \\$OWN \\$({WHERE}); sleep 1\"; :"
     );
-    assert_silent(&alice(&own), "0 0\n1 1\n2 2\n3 3\n");
-    let variables =
-        format!("ranks 4 sh -c 'mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} {WHERE}; sleep 1'");
-    assert_out(&alice(&format!("{variables} > /dev/null")), 0, "");
+    let own = alice(&format!("ranks 4 sh -c '{rank}'"));
+    assert_eq!(different(&own, 4), 4, "{}", own.text());
+    let mut lines: Vec<Vec<&str>> = own.stdout.lines().map(|line| line.split(' ').collect()).collect();
+    lines.sort();
+    for (number, words) in lines.iter().enumerate() {
+        let number = number.to_string();
+        assert_eq!(words[..], [number.as_str(), &number, lines[0][2]], "{}", own.text());
+    }
     // By a name, whoever starts them; and without a launch, what one shell starts.
-    let named = format!(
-        "for i in 1 2 3; do sh -c \"mizzen run --share=n {image} {held}; :\" & sleep 0.1; done; wait"
-    );
-    assert_eq!(different(&alice(&named.replace("\"mizzen", "\"exec mizzen").replace("; :\"", "\"")), 3), 1);
+    let named =
+        format!("for i in 1 2 3; do sh -c \"mizzen run --share=n {image} {held}; :\" & sleep 0.1; done; wait");
+    assert_eq!(different(&alice(&named), 3), 1);
     let siblings = format!("for i in 1 2 3; do mizzen run --share {image} {held} & done; wait");
     assert_eq!(different(&alice(&siblings), 3), 1);
+    let strangers = named.replace("--share=n", "--share");
+    assert_eq!(different(&alice(&strangers), 3), 3);
     // What cannot be shared says so.
     let refused = alice(&format!("mizzen run --share --unshare pid {image} true"));
     let hint = "who shares a container is in its user and mount namespace; leave one of the two away";
@@ -230,20 +235,22 @@ fn who_is_meant_by_an_option_is_in_one_container() {
 fn a_failure_of_all_ranks_is_told_once() {
     let cluster = with_busybox("share-failures");
     let empty = Emptiness::of(&cluster, &["node1"]);
-    let unstartable = ranks(&cluster, "ranks 8 mizzen run /shared/bb.sqsh sh -c 'sleep 0.5; exec nothing'");
-    assert_eq!(unstartable.code, 127, "{}", unstartable.text());
+    let broken = ranks(&cluster, "ranks 4 mizzen run -m /nowhere /shared/bb.sqsh true");
+    assert_failed(&broken, 125, "mizzen: --mount: /nowhere: ");
+    // The first of them is inside for a while, so that all are in one container.
     let missing = ranks(
-        &cluster,
-        "ranks 4 sh -c 'sleep 0.$OMPI_COMM_WORLD_RANK; exec mizzen run /shared/bb.sqsh sleep 1' & \
-         ranks 4 mizzen run -m /nowhere /shared/bb.sqsh true; code=$?; wait; exit $code",
-    );
-    assert_failed(&missing, 125, "mizzen: --mount: /nowhere: ");
-    let program = ranks(
         &cluster,
         "ranks 4 sh -c 'if [ $OMPI_COMM_WORLD_RANK = 0 ]; then exec mizzen run /shared/bb.sqsh sleep 2; fi; sleep 0.5; \
          exec mizzen run /shared/bb.sqsh nothing'",
     );
-    assert_failed(&program, 127, "mizzen: nothing: no such program in the container");
+    assert_failed(&missing, 127, "mizzen: nothing: no such program in the container");
+    // The file server of all is killed.
+    let killed = ranks(
+        &cluster,
+        "(sleep 1; pkill -KILL -x mizzen-fuse) & ranks 4 mizzen run /shared/bb.sqsh sh -c 'sleep 10; echo no'",
+    );
+    assert_failed(&killed, 137, "mizzen: /shared/bb.sqsh: its file server was killed, so the container was ended");
+    assert_eq!(killed.stdout, "", "{}", killed.text());
     empty.assert_again(&cluster, "failures");
 }
 

@@ -10,7 +10,7 @@ use nix::unistd::getpid;
 /// What a process manager tells its ranks.
 #[derive(Debug)]
 struct Manager {
-    /// The number of a rank among all. The manager's own processes do not have it.
+    /// Tells a rank from the others of its launch on a node. The manager's own processes do not have it.
     rank: &'static str,
     /// How many of them are on this node.
     local_size: &'static str,
@@ -30,9 +30,9 @@ const MANAGERS: [Manager; 7] = [
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         job: &["OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"],
     },
-    // MPICH and Intel MPI
+    // MPICH and Intel MPI; with -pmi-port there is no PMI_RANK
     Manager {
-        rank: "PMI_RANK",
+        rank: "MPI_LOCALRANKID",
         local_size: "MPI_LOCALNRANKS",
         local_rank: "MPI_LOCALRANKID",
         job: &["PMI_JOBID"],
@@ -192,7 +192,7 @@ mod tests {
         // In a step that Slurm has made for Open MPI's daemons.
         let in_step = [("PMI_RANK", "0"), ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"), ("SLURM_NODEID", "1")];
         assert_eq!(found(&[&in_step, &openmpi[..]].concat()).map(|found| found.0), Some(4));
-        let mpich = [("PMI_RANK", "0"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0")];
+        let mpich = [("PMI_ID", "4"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0")];
         assert_eq!(found(&mpich), Some((2, true, String::new())));
         let pmi2 = [("PMI_RANK", "0"), ("PMI_JOBID", "7.0"), ("SLURM_STEP_TASKS_PER_NODE", "3")];
         assert_eq!(found(&pmi2), Some((3, true, "PMI_JOBID=\"7.0\" ".to_owned())));
