@@ -15,7 +15,7 @@ use mizzen_core::settings::{Argument, Key, Spec, TomlForm};
 use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings, build};
 
-use crate::options::{self, Origin, RunOptions};
+use crate::options::{self, Origin, RunOptions, Sharing};
 use crate::report::report_note;
 use crate::{environment, find_image};
 use images::{ExportArgs, ImagesCommand, ImportArgs, LoginArgs, LogoutArgs};
@@ -25,7 +25,8 @@ Examples:
   mizzen run tf.sqsh python train.py          the home directory, /tmp and the current directory are there
   mizzen run -m /data:/data:ro tf.sqsh bash   a directory of the host, read-only
   mizzen run --writable tf.sqsh sh            write anywhere; the changes end with the container
-  srun mizzen run tf.sqsh python train.py     in a Slurm job";
+  srun mizzen run tf.sqsh python train.py     in a Slurm job
+  mpirun -np 4 mizzen run tf.sqsh ./solver    ranks of MPI, which share one container on each node";
 
 const RUN_USAGE: &str = "mizzen run [OPTIONS] <IMAGE> [COMMAND]...\n       mizzen run [OPTIONS] --environment <NAME> [COMMAND]...";
 const PLAN_USAGE: &str = "mizzen plan [OPTIONS] <IMAGE> [COMMAND]...\n       mizzen plan [OPTIONS] --environment <NAME> [COMMAND]...";
@@ -230,6 +231,17 @@ pub struct ContainerArgs {
     /// Run in the container that an environment file describes: NAME.toml in your folders or the site's, or a path
     #[arg(long, visible_alias = "edf", value_name = "NAME")]
     environment: Option<OsString>,
+    /// Be in one container with all who share it on this node: the ranks of an MPI launch, or who gives the same NAME
+    ///
+    /// Ranks that mpirun or mpiexec starts share one by themselves, if there are several on the node and their images and
+    /// options are the same: MPI's single-copy transfers need it. Without NAME and outside of MPI it is shared by what the
+    /// same shell or program starts.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "",
+          overrides_with = "no_share")]
+    share: Option<OsString>,
+    /// Have a container of one's own under mpirun, too
+    #[arg(long, overrides_with = "share")]
+    no_share: bool,
     /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content; FILE.toml is an environment file
     #[arg(required_unless_present = "environment")]
     image: Option<PathBuf>,
@@ -265,13 +277,19 @@ impl ContainerArgs {
                  --entrypoint gives them to the image's entrypoint",
             ));
         }
+        let sharing = match self.share {
+            _ if self.no_share => Sharing::No,
+            None => Sharing::Ranks,
+            Some(name) if name.is_empty() => Sharing::Siblings,
+            Some(name) => Sharing::Named(name),
+        };
         let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
         let image = match &environment {
             Some(file) => find_image::of_environment(file, &config)?,
             None => find_image::to_run(&image, &config)?,
         };
         let options = RunOptions::new(image, command, settings, config, Origin::Option)?;
-        Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
+        Ok(RunOptions { clean_env: self.clean_env, unshare, sharing, ..options })
     }
 }
 

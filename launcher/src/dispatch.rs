@@ -16,8 +16,8 @@ use crate::cli::{CacheCommand, Cli, Command, EnvCommand};
 use crate::report::{print, report, written};
 use crate::stage::commands::Stager;
 use crate::{
-    check_config, cli, doctor, environment, importer, inspect, manual, pipeline, raised_limits, slurm, stage,
-    step, sys, trace,
+    check_config, cli, doctor, environment, importer, inspect, manual, pipeline, raised_limits, share, slurm,
+    stage, step, sys, trace,
 };
 
 /// Does what the process was started for.
@@ -111,7 +111,12 @@ fn told_by_clap(error: &clap::Error) -> ExitCode {
 }
 
 fn run(container: cli::ContainerArgs) -> ExitCode {
-    match container.into_options().and_then(|options| pipeline::run(&options)) {
+    let outcome = container.into_options().and_then(|options| match share::rendezvous(&options)? {
+        None => pipeline::run(&options),
+        // It has told the user already, or another rank has.
+        Some(rendezvous) => Ok(i32::from(share::run(&options, &rendezvous).kind.exit_code())),
+    });
+    match outcome {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(FailureKind::CannotStart.exit_code())),
         Err(failure) => {
             report(&failure);

@@ -24,6 +24,7 @@ pub mod progress;
 mod raised_limits;
 pub mod report;
 mod sandbox;
+mod share;
 mod slurm;
 mod stage;
 mod step;

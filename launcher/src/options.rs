@@ -48,6 +48,8 @@ pub struct RunOptions {
     pub clean_env: bool,
     /// Further namespaces of the container's own.
     pub unshare: Unshare,
+    /// With whom the container is shared.
+    pub sharing: Sharing,
     /// Hooks of CDI specifications that are left out.
     pub leave_out_hooks: Vec<String>,
     /// When and where the image is copied first.
@@ -161,6 +163,20 @@ impl RunOptions {
 fn with_origins<T>(site: Option<Vec<T>>, user: Option<Vec<T>>, origin: Origin) -> Vec<(T, Origin)> {
     let site = site.into_iter().flatten().map(|value| (value, Origin::Site));
     site.chain(user.into_iter().flatten().map(|value| (value, origin))).collect()
+}
+
+/// With whom a container of `mizzen run` is shared. In a Slurm step all tasks of a node share one in any case.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// With the other ranks of an MPI launch on this node.
+    #[default]
+    Ranks,
+    /// With nobody.
+    No,
+    /// With the other ranks; where there is no launch, with whatever else the same process starts.
+    Siblings,
+    /// With those on this node who give the same name, in the same job.
+    Named(OsString),
 }
 
 /// Namespaces beside the user and mount namespace, which a container always has.

@@ -1,5 +1,6 @@
 //! How a container is started, from parsed options to the running program. Read this file first. `mizzen run` does all of it; in
-//! a Slurm step the first task on a node does it for the others (`step/mod.rs`).
+//! a Slurm step the first task on a node does it for the others (`step/mod.rs`), and under mpirun the first rank
+//! (`share/mod.rs`).
 //!
 //!     options -> import -> stage -> load -> serve -> plan -> build -> exec
 //!
@@ -36,22 +37,35 @@ use crate::sandbox::{self, Namespaces, Reporter, RootSource, Server, Sources, St
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
 use crate::{host_libraries, importer, raised_limits, trace};
 
-/// Runs a program in a container: becomes it, or returns why not.
+/// Runs a program in a container of its own: becomes it, or returns why not.
 pub fn run(options: &RunOptions) -> Result<i32, Failure> {
-    let reporter = Box::new(StderrReporter::for_this_process());
-    let Prepared { plan, sources } = prepare(options, &Host::detect(), reporter)?;
-    plan.notes.iter().for_each(|note| report_note(note));
-    if plan.unshare.pid {
-        return sandbox::run_as_child(&plan, sources);
+    let prepared = prepare_run(options)?;
+    if prepared.plan.unshare.pid {
+        return sandbox::run_as_child(&prepared.plan, prepared.sources);
     }
-    build(&plan, sources, None)?;
+    let (plan, _) = enter(options, prepared)?;
+    Err(sandbox::exec_program(&plan.program))
+}
+
+/// Prepares the container of `mizzen run`, and tells what the user should know.
+pub fn prepare_run(options: &RunOptions) -> Result<Prepared, Failure> {
+    let reporter = Box::new(StderrReporter::for_this_process());
+    let prepared = prepare(options, &Host::detect(), reporter)?;
+    prepared.plan.notes.iter().for_each(|note| report_note(note));
+    Ok(prepared)
+}
+
+/// Makes that container and enters it.
+pub fn enter(options: &RunOptions, prepared: Prepared) -> Result<(Plan, Namespaces), Failure> {
+    let Prepared { plan, sources } = prepared;
+    let namespaces = build(&plan, sources, None)?;
     if options.settings.verbose() != Verbosity::Quiet {
         report_note(&summary(&plan));
     }
     if let Some(note) = sandbox::dangling_argument(&options.command) {
         report_note(&note);
     }
-    Err(sandbox::exec_program(&plan.program))
+    Ok((plan, namespaces))
 }
 
 /// Everything but the side effects, for `mizzen plan`: the image is read where it is, and nothing is served.

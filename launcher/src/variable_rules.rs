@@ -14,7 +14,7 @@ pub enum Rule {
 
 /// The first matching line decides; a name that ends in `*` stands for all that begin so. For a variable that
 /// matches no line the image's value holds, else the host's.
-const RULES: [(&str, Rule); 33] = [
+const RULES: [(&str, Rule); 37] = [
     ("HOME", Rule::Host),
     ("USER", Rule::Host),
     ("LOGNAME", Rule::Host),
@@ -26,14 +26,19 @@ const RULES: [(&str, Rule); 33] = [
     ("SRUN_*", Rule::Host),
     ("PMI_*", Rule::Host),
     ("PMI2_*", Rule::Host),
+    // Where the node's PMIx is installed.
+    ("PMIX_INSTALL_PREFIX", Rule::Drop),
     ("PMIX_*", Rule::Host),
     ("OMPI_*", Rule::Host),
+    ("MPI_LOCAL*", Rule::Host),
+    ("PALS_*", Rule::Host),
     ("CUDA_VISIBLE_DEVICES", Rule::Host),
     ("ROCR_VISIBLE_DEVICES", Rule::Host),
     ("ZE_AFFINITY_MASK", Rule::Host),
     ("GPU_DEVICE_ORDINAL", Rule::Host),
     ("MIZZEN_*", Rule::Host),
     ("PATH", Rule::Drop),
+    ("OPAL_*", Rule::Drop),
     ("LD_*", Rule::Drop),
     ("GCONV_PATH", Rule::Drop),
     ("LOCPATH", Rule::Drop),

@@ -31,6 +31,7 @@ mod image_policy;
 mod lifetime;
 mod many_nodes;
 mod mpi;
+mod mpirun;
 mod other_users;
 mod own_hostname;
 mod registry_images;

@@ -1,7 +1,9 @@
-//! What a program in the image needs in order to find Slurm's PMIx server on the node, and where the two do not fit.
+//! What a program in the image needs in order to find the process manager that has started it, and where the two do not fit.
+//! The manager is Slurm, or an mpirun or mpiexec of the node.
 //!
-//! The server speaks TCP on the loopback, but shares files too, and names components of its own PMIx library that the
-//! image's library need not have: without this module MPI programs fail, or print a warning for every rank.
+//! A PMIx server speaks TCP on the loopback, but shares files too, and names components of its own PMIx library that the
+//! image's library need not have: without this module MPI programs fail, or print a warning for every rank. MPICH's mpiexec
+//! speaks PMI over a descriptor, and shares no files.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -24,17 +26,64 @@ pub struct Mpi {
     pub notes: Vec<String>,
 }
 
-/// Decides it; nothing is changed in a step that has no server.
+/// Who has started the program, as far as it shapes the container.
+enum Manager {
+    /// Slurm, with a PMIx server.
+    Slurm,
+    /// An mpirun of Open MPI, whose daemons are PMIx servers.
+    OpenMpi,
+    /// An mpiexec of MPICH or one of its kin, with PMI.
+    Hydra,
+}
+
+impl Manager {
+    fn of<'a>(variable: impl Fn(&str) -> Option<&'a OsString>) -> Option<Manager> {
+        let has = |name: &str| variable(name).is_some();
+        if has("OMPI_COMM_WORLD_LOCAL_SIZE") {
+            return Some(Manager::OpenMpi);
+        }
+        if has("MPI_LOCALNRANKS") && (has("PMI_FD") || has("PMI_PORT")) {
+            return Some(Manager::Hydra);
+        }
+        has("PMIX_SERVER_TMPDIR").then_some(Manager::Slurm)
+    }
+
+    /// Whose PMIx it is, and the option of `be root inside` where it has started the program.
+    fn names(&self) -> (&'static str, &'static str) {
+        match self {
+            Manager::Slurm => ("Slurm's PMIx", "--container-remap-root"),
+            Manager::OpenMpi | Manager::Hydra => ("mpirun's PMIx", "--remap-root"),
+        }
+    }
+}
+
+/// Names the directories that Open MPI's mpirun shares with its ranks.
+const SESSION_DIRECTORIES: [&str; 3] =
+    ["OMPI_MCA_orte_top_session_dir", "OMPI_MCA_orte_jobfam_session_dir", "PMIX_SERVER_TMPDIR"];
+
+/// Decides it; nothing is changed for a program that nobody has started as a rank.
 pub fn decide(tree: &dyn Tree, metadata: &Metadata, host: &Host, identity: &Identity) -> Mpi {
     let variable =
         |name: &str| host.environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
-    let Some(server) = variable("PMIX_SERVER_TMPDIR").map(PathBuf::from).filter(|path| path.is_absolute())
-    else {
-        return Mpi::default();
-    };
+    let path = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let mut mpi = Mpi::default();
-    mpi.directories.push((server, "default: PMIx"));
-    mpi.directories.extend(session_directory(host).map(|directory| (directory, "default: the MPI session")));
+    let Some(manager) = Manager::of(variable) else { return mpi };
+    match manager {
+        Manager::Hydra => {
+            mpi.notes.extend(Libraries::of(tree, metadata).misfit_to_hydra());
+            return mpi;
+        }
+        Manager::Slurm => {
+            let Some(server) = path("PMIX_SERVER_TMPDIR") else { return mpi };
+            mpi.directories.push((server, "default: PMIx"));
+            let session = session_directory(host);
+            mpi.directories.extend(session.map(|directory| (directory, "default: the MPI session")));
+        }
+        Manager::OpenMpi => {
+            let directories = SESSION_DIRECTORIES.into_iter().filter_map(path);
+            mpi.directories.extend(directories.map(|directory| (directory, "default: the MPI session")));
+        }
+    }
     let image = Libraries::of(tree, metadata);
     let version = variable("PMIX_VERSION").map(|version| version.to_string_lossy().into_owned());
     let version = version.unwrap_or_default();
@@ -48,7 +97,7 @@ pub fn decide(tree: &dyn Tree, metadata: &Metadata, host: &Host, identity: &Iden
         mpi.directories
             .push((PathBuf::from("/run/munge"), "default: PMIx, for a client that claims to be root"));
         let modes = variable("PMIX_SECURITY_MODE").map(OsString::as_os_str);
-        mpi.notes.extend(image.root_misfit(tree, &version, modes));
+        mpi.notes.extend(image.root_misfit(tree, &manager, &version, modes));
     }
     if let Some(modules) = variable("PMIX_GDS_MODULE")
         && let Some(first) = words(modules).next()
@@ -56,7 +105,7 @@ pub fn decide(tree: &dyn Tree, metadata: &Metadata, host: &Host, identity: &Iden
     {
         mpi.variables.push(("PMIX_GDS_MODULE".into(), "hash".into()));
     }
-    mpi.notes.extend(image.misfit(&version));
+    mpi.notes.extend(image.misfit(&manager, &version));
     mpi.directories.retain(|(directory, _)| directory.is_dir());
     mpi
 }
@@ -83,9 +132,14 @@ struct Libraries {
     pmix_components: Vec<String>,
     /// Components of Open MPI that talk to PMIx, with their directory.
     openmpi_components: Vec<PathBuf>,
+    openmpi: Option<PathBuf>,
     mpich: Option<PathBuf>,
     pmix: Option<PathBuf>,
 }
+
+/// Open MPI's library, of all releases since 2.0, and MPICH's.
+const OPENMPI: [&str; 2] = ["libmpi.so.40", "libmpi.so.20"];
+const MPICH: [&str; 1] = ["libmpich.so.12"];
 
 impl Libraries {
     fn of(tree: &dyn Tree, metadata: &Metadata) -> Libraries {
@@ -98,6 +152,7 @@ impl Libraries {
         let mut found = Libraries {
             pmix_components: Vec::new(),
             openmpi_components: Vec::new(),
+            openmpi: None,
             mpich: None,
             pmix: None,
         };
@@ -118,10 +173,13 @@ impl Libraries {
                     found.pmix.get_or_insert(library);
                 }
             }
-            let mpich = directory.join("libmpich.so.12");
-            if exists(tree, &mpich) {
-                found.mpich.get_or_insert(mpich);
-            }
+            let first = |below: &str, names: &[&str]| {
+                let places = [directory.clone(), directory.join(below)].into_iter();
+                let mut files = places.flat_map(|place| names.iter().map(move |name| place.join(name)));
+                files.find(|library| exists(tree, library))
+            };
+            found.openmpi = found.openmpi.or_else(|| first("openmpi/lib", &OPENMPI));
+            found.mpich = found.mpich.or_else(|| first("mpich/lib", &MPICH));
         }
         found
     }
@@ -137,15 +195,22 @@ impl Libraries {
 
     /// Why the server would refuse ranks that are root inside: it knows them by their user id, which is another one there,
     /// or by munge, and the image's PMIx must have that too.
-    fn root_misfit(&self, tree: &dyn Tree, server: &str, modes: Option<&OsStr>) -> Option<String> {
+    fn root_misfit(
+        &self,
+        tree: &dyn Tree,
+        manager: &Manager,
+        server: &str,
+        modes: Option<&OsStr>,
+    ) -> Option<String> {
+        let (pmix, option) = manager.names();
         let embedded = self.openmpi_components.iter().filter(|path| speaks_pmix(&file_name(path)));
         let clients: Vec<&PathBuf> = embedded.chain(&self.pmix).collect();
         let client = clients.last()?.display();
-        let remedy = "MPI programs will fail; run them without --container-remap-root";
+        let remedy = format!("MPI programs will fail; run them without {option}");
         let modes = modes.unwrap_or_default().to_string_lossy();
         if !modes.split(',').any(|mode| mode == "munge") {
             return Some(format!(
-                "Slurm's PMIx {server} knows ranks by their user id alone ({modes}), not by munge, and inside you are root: \
+                "{pmix} {server} knows ranks by their user id alone ({modes}), not by munge, and inside you are root: \
                  {remedy}"
             ));
         }
@@ -155,14 +220,14 @@ impl Libraries {
         });
         (!has_munge).then(|| {
             format!(
-                "Slurm's PMIx {server} takes ranks that are root inside by munge alone ({modes}), and the image's PMIx \
+                "{pmix} {server} takes ranks that are root inside by munge alone ({modes}), and the image's PMIx \
                  ({client}) has no munge component: {remedy}, or with an image whose PMIx has it"
             )
         })
     }
 
     /// Why ranks would not find each other.
-    fn misfit(&self, server: &str) -> Option<String> {
+    fn misfit(&self, manager: &Manager, server: &str) -> Option<String> {
         let first = |path: &&PathBuf| file_name(path).starts_with("mca_pmix_pmix1");
         if let Some(old) = self.openmpi_components.iter().find(first)
             && self.openmpi_components.iter().all(|path| first(&path) || !speaks_pmix(&file_name(path)))
@@ -171,16 +236,32 @@ impl Libraries {
                 file_name(old).trim_start_matches("mca_pmix_pmix").trim_end_matches(".so").to_owned();
             let version: Vec<String> = digits.chars().map(String::from).collect();
             return Some(format!(
-                "the image's Open MPI has PMIx {} ({}), which cannot talk to Slurm's PMIx {server}",
+                "the image's Open MPI has PMIx {} ({}), which cannot talk to {} {server}",
                 version.join("."),
                 old.display(),
+                manager.names().0,
             ));
         }
         let mpich =
             self.mpich.as_ref().filter(|_| self.pmix.is_none() && self.openmpi_components.is_empty())?;
+        let mpich = mpich.display();
+        Some(match manager {
+            Manager::OpenMpi | Manager::Hydra => format!(
+                "mpirun is Open MPI's, and the image has MPICH ({mpich}): every rank will be alone; use MPICH's mpiexec, or \
+                 an image with Open MPI"
+            ),
+            Manager::Slurm => format!(
+                "the image's MPICH ({mpich}) speaks PMI, and not PMIx as Slurm does here; use --mpi=pmi2"
+            ),
+        })
+    }
+
+    /// The same where MPICH's mpiexec has started them.
+    fn misfit_to_hydra(&self) -> Option<String> {
+        let openmpi = self.openmpi.as_ref().filter(|_| self.mpich.is_none())?.display();
         Some(format!(
-            "the image's MPICH ({}) speaks PMI, and not PMIx as Slurm does here; use --mpi=pmi2",
-            mpich.display()
+            "mpiexec is MPICH's, and the image has Open MPI ({openmpi}): every rank will be alone; use Open MPI's mpirun, or \
+             an image with MPICH"
         ))
     }
 }

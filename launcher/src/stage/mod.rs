@@ -16,7 +16,7 @@ mod evict;
 mod fs_type;
 mod lock;
 mod obtain;
-mod own_directory;
+pub mod own_directory;
 mod progress_sink;
 mod requirements;
 mod site;
@@ -97,6 +97,11 @@ impl StagingOptions {
             Verify::Pinned => content_matters,
             Verify::Always => true,
         }
+    }
+
+    /// Where every user has a directory on this node.
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Uses everything where it is.

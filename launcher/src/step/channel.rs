@@ -71,21 +71,9 @@ impl TaskChannel {
 
     /// The first task: lets the others in.
     pub fn announce(&self, namespaces: &Namespaces, facts: &Facts) -> Result<(), Failure> {
-        let failed = |what: &str, error: std::io::Error| Failure::caused_by(format!("cannot {what}"), error);
-        // The facts may be long; a message must not be.
-        let facts_file = memfd_create(c"mizzen-facts", MFdFlags::MFD_CLOEXEC)
-            .map_err(|errno| failed("make a file in memory", errno.into()))?;
-        let mut facts_file = File::from(facts_file);
-        serde_json::to_vec(facts)
-            .map_err(std::io::Error::from)
-            .and_then(|text| facts_file.write_all(&text))
-            .map_err(|error| failed("write down what the other tasks need", error))?;
-        let mut fds =
-            vec![namespaces.user.as_raw_fd(), namespaces.mounts.as_raw_fd(), facts_file.as_raw_fd()];
-        fds.extend(namespaces.uts.as_ref().map(AsRawFd::as_raw_fd));
-        // Nobody needs it; in the message it stays open until all tasks have entered.
-        fds.extend(namespaces.changes_guard.as_ref().map(AsRawFd::as_raw_fd));
-        self.send_message(&Outcome::Ready, &fds).map_err(|errno| failed("tell the other tasks", errno.into()))
+        let facts_file = write_facts(facts)?;
+        self.send_message(&Outcome::Ready, &descriptors(namespaces, &facts_file))
+            .map_err(|errno| Failure::caused_by("cannot tell the other tasks", errno))
     }
 
     /// The first task: what Slurm's log is to say of the container.
@@ -152,7 +140,30 @@ impl TaskChannel {
     }
 }
 
-fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
+/// What others need to know of a container. It may be long, and a message must not be.
+pub fn write_facts(facts: &Facts) -> Result<File, Failure> {
+    let failed = |what: &str, error: std::io::Error| Failure::caused_by(format!("cannot {what}"), error);
+    let facts_file = memfd_create(c"mizzen-facts", MFdFlags::MFD_CLOEXEC)
+        .map_err(|errno| failed("make a file in memory", errno.into()))?;
+    let mut facts_file = File::from(facts_file);
+    serde_json::to_vec(facts)
+        .map_err(std::io::Error::from)
+        .and_then(|text| facts_file.write_all(&text))
+        .map_err(|error| failed("write down what the other tasks need", error))?;
+    Ok(facts_file)
+}
+
+/// The descriptors of the message that lets others into a container.
+pub fn descriptors(namespaces: &Namespaces, facts_file: &File) -> Vec<i32> {
+    let mut fds = vec![namespaces.user.as_raw_fd(), namespaces.mounts.as_raw_fd(), facts_file.as_raw_fd()];
+    fds.extend(namespaces.uts.as_ref().map(AsRawFd::as_raw_fd));
+    // Nobody needs it; in the message it stays open until all have entered.
+    fds.extend(namespaces.changes_guard.as_ref().map(AsRawFd::as_raw_fd));
+    fds
+}
+
+/// Reads the descriptors of such a message.
+pub fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
     // The kernel leaves out what exceeds the limit on open files, and says nothing.
     let incomplete = || Failure::caused_by("cannot take over the container's namespaces", Errno::EMFILE);
     let mut fds = fds.into_iter();

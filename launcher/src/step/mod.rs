@@ -6,7 +6,7 @@
 //!
 //! Whatever goes wrong ends the task; one task of the step on each node tells the user.
 
-mod channel;
+pub mod channel;
 mod join;
 mod step_reporter;
 

@@ -1,0 +1,382 @@
+//! `mpirun` and `mpiexec` of the node, with `mizzen run` below them: the ranks of a launch share one container on each node,
+//! whoever of them comes late or ends first, and nothing is left of it.
+
+use mizzen_tests::check::{
+    Emptiness, assert_failed, assert_out, assert_told, count, start_with_busybox, with_busybox,
+};
+use mizzen_tests::images::{ImageTree, mpi, packed_once};
+use mizzen_tests::release::{mpirun_rootfs, trixie_mpi_rootfs};
+use mizzen_tests::{Cluster, Output, Spec, User};
+
+/// A cluster whose machines have both MPIs, with the image /shared/bb.sqsh and the programs in Alice's home.
+fn start(name: &str, nodes: u32) -> Cluster {
+    let rootfs = Some(mpirun_rootfs().unwrap());
+    let cluster = start_with_busybox(Spec { nodes, rootfs, ..Cluster::spec(name) });
+    for (file, text) in [
+        ("allreduce.py", include_str!("mpi/allreduce.py")),
+        ("neighbours.py", include_str!("mpi/neighbours.py")),
+        ("sum.py", include_str!("mpi/mpich_sum.py")),
+    ] {
+        cluster.share(file, text.as_bytes()).unwrap();
+    }
+    assert_out(&cluster.run("cp /shared/*.py ."), 0, "");
+    cluster
+}
+
+/// Starts a program once for every rank, as a process manager on the node does it.
+const RANKS: &str = "ranks() { n=$1; shift; pids=; for i in $(seq 0 $((n-1))); do OMPI_COMM_WORLD_RANK=$i OMPI_COMM_WORLD_LOCAL_RANK=$i \
+                     OMPI_COMM_WORLD_LOCAL_SIZE=$n OMPI_MCA_ess_base_jobid=7 \"$@\" & pids=\"$pids $!\"; done; \
+                     code=0; for pid in $pids; do wait $pid || code=$?; done; return $code; };";
+
+/// Runs that as Alice on node1.
+fn ranks(cluster: &Cluster, script: &str) -> Output {
+    cluster.run_on("node1", User::Alice, &format!("{RANKS} {script}"))
+}
+
+/// Tells in which container a program is.
+const WHERE: &str = "readlink /proc/self/ns/mnt";
+
+/// Exactly this, and not a word on stderr.
+#[track_caller]
+fn assert_silent(output: &Output, stdout: &str) {
+    assert_out(output, 0, stdout);
+    assert_eq!(output.stderr, "", "{}", output.text());
+}
+
+/// How many different lines a program has printed.
+#[track_caller]
+fn different(output: &Output, lines: usize) -> usize {
+    assert_eq!((output.code, output.stdout.lines().count()), (0, lines), "{}", output.text());
+    output.stdout.lines().collect::<std::collections::BTreeSet<_>>().len()
+}
+
+#[test]
+fn ranks_on_two_nodes_compute_together() {
+    let cluster = start("mpirun", 2);
+    cluster.share("py.sqsh", &mpi().unwrap()).unwrap();
+    let empty = Emptiness::of(&cluster, &["node1", "node2"]);
+    let job = "salloc --quiet -N2 -n4 --ntasks-per-node=2";
+    let mpirun = |program: &str| {
+        cluster.run(&format!(
+            "set -o pipefail; {job} mpirun.openmpi mizzen run /shared/py.sqsh {program} | sort"
+        ))
+    };
+    let sums = "0 of 4 on node1: 10\n1 of 4 on node1: 10\n2 of 4 on node2: 10\n3 of 4 on node2: 10\n";
+    assert_silent(&mpirun("python3 allreduce.py"), sums);
+    let mut expected = String::new();
+    for (reader, others) in [(0, [0, 1]), (1, [0, 1]), (2, [2, 3]), (3, [2, 3])] {
+        for other in others {
+            expected.push_str(&format!("{reader} reads {other}: rank {other}\n"));
+        }
+    }
+    assert_silent(&mpirun("python3 neighbours.py"), &expected);
+    // One container on each node, and what mpirun tells its ranks is the same inside.
+    let told =
+        mpirun("sh -c 'echo $(hostname) $(readlink /proc/self/ns/mnt) $OMPI_COMM_WORLD_SIZE; sleep 1'");
+    assert_eq!(different(&told, 4), 2, "{}", told.text());
+    // In a batch script, with a session directory that the image does not have.
+    let script = "#!/bin/bash\\nexport TMPDIR=/local\\nmpirun.openmpi mizzen run /shared/py.sqsh python3 allreduce.py\\n";
+    let batch = cluster.run(&format!(
+        "printf '{script}' > job.sh; sbatch --quiet --wait -N2 -n4 --ntasks-per-node=2 -o job.out job.sh; code=$?; \
+         sort job.out; exit $code"
+    ));
+    assert_silent(&batch, sums);
+    // The end of a program is its own.
+    let ended = mpirun("sh -c 'exit 3'");
+    assert_eq!(ended.code, 3, "{}", ended.text());
+    assert!(!ended.stderr.contains("mizzen: "), "{}", ended.text());
+    cluster.run("rm -f job.*");
+    empty.assert_again(&cluster, "mpirun");
+}
+
+/// Without a container for all, MPI says that it cannot read its neighbours' memory: this is what is avoided.
+#[test]
+fn ranks_of_their_own_lose_their_neighbours() {
+    let cluster = start("mpirun-alone", 1);
+    cluster.share("py.sqsh", &mpi().unwrap()).unwrap();
+    let mpirun = |option: &str| {
+        let script = format!(
+            "set -o pipefail; mpirun.openmpi -np 2 mizzen run {option} /shared/py.sqsh python3 neighbours.py | sort"
+        );
+        cluster.run_on("node1", User::Alice, &script)
+    };
+    assert_silent(
+        &mpirun(""),
+        "0 reads 0: rank 0\n0 reads 1: rank 1\n1 reads 0: rank 0\n1 reads 1: rank 1\n",
+    );
+    let alone = mpirun("--no-share");
+    assert_eq!(alone.stdout.matches("Operation not permitted").count(), 2, "{}", alone.text());
+}
+
+#[test]
+fn mpich_finds_its_process_manager() {
+    let cluster = start("mpiexec", 1);
+    assert_out(&cluster.run_on("node1", User::Root, "mkdir /image && mount --bind / /image"), 0, "");
+    let mpiexec = |options: &str| {
+        let script = format!(
+            "set -o pipefail; mpiexec.mpich {options} -n 4 mizzen run /image python3 sum.py libmpich.so.12 | sort"
+        );
+        cluster.run_on("node1", User::Alice, &script)
+    };
+    let library = "/usr/lib/x86_64-linux-gnu/libmpich.so.12.2.2";
+    let sums: String = (0..4).map(|rank| format!("{rank} of 4: 10 with {library}\n")).collect();
+    // Over a descriptor, and over a port.
+    assert_silent(&mpiexec(""), &sums);
+    assert_silent(&mpiexec("-pmi-port"), &sums);
+    let places = cluster.run_on(
+        "node1",
+        User::Alice,
+        &format!("mpiexec.mpich -n 4 sh -c 'mizzen run /image sh -c \"{WHERE}; sleep 1\"; true'"),
+    );
+    assert_eq!(different(&places, 4), 1, "{}", places.text());
+}
+
+/// Ranks that do not find each other are so many programs of one rank. The note comes before.
+#[test]
+fn an_mpi_of_another_family_is_named() {
+    let cluster = start("mpirun-mismatch", 1);
+    for (library, start, note) in [
+        (
+            "usr/lib/libmpich.so.12",
+            "mpirun.openmpi -np 2",
+            "mizzen: note: mpirun is Open MPI's, and the image has MPICH (/usr/lib/libmpich.so.12): every rank will be alone; \
+             use MPICH's mpiexec, or an image with Open MPI\n",
+        ),
+        (
+            "usr/lib64/openmpi/lib/libmpi.so.40",
+            "mpiexec.mpich -n 2",
+            "mizzen: note: mpiexec is MPICH's, and the image has Open MPI (/usr/lib64/openmpi/lib/libmpi.so.40): every rank \
+             will be alone; use Open MPI's mpirun, or an image with MPICH\n",
+        ),
+        (
+            "usr/lib/openmpi/mca_pmix_pmix112.so",
+            "mpirun.openmpi -np 2",
+            "mizzen: note: the image's Open MPI has PMIx 1.1.2 (/usr/lib/openmpi/mca_pmix_pmix112.so), which cannot talk to \
+             mpirun's PMIx ",
+        ),
+    ] {
+        let tree = ImageTree::busybox().unwrap();
+        tree.file(library, "").unwrap();
+        cluster.share("odd.sqsh", &tree.squashfs(&["-comp", "zstd"]).unwrap()).unwrap();
+        let run = |start: &str| {
+            cluster.run_on(
+                "node1",
+                User::Alice,
+                &format!("{start} mizzen run /shared/odd.sqsh sh -c 'sleep 0.5; echo ran'"),
+            )
+        };
+        let mismatch = run(start);
+        assert_out(&mismatch, 0, "ran\nran\n");
+        assert_eq!(mismatch.stderr.matches(note).count(), 1, "expected once: {note}\n{}", mismatch.text());
+        assert_silent(&run(""), "ran\n");
+    }
+}
+
+/// An image with a newer Open MPI than the nodes'.
+#[test]
+fn a_newer_open_mpi_talks_to_an_older_mpirun() {
+    let cluster = start("mpirun-newer", 2);
+    cluster.share("new.sqsh", &packed_once(&trixie_mpi_rootfs().unwrap()).unwrap()).unwrap();
+    let sums = cluster.run(
+        "set -o pipefail; salloc --quiet -N2 -n4 --ntasks-per-node=2 mpirun.openmpi mizzen run /shared/new.sqsh \
+         python3 allreduce.py | sort",
+    );
+    let expected = "0 of 4 on node1: 10\n1 of 4 on node1: 10\n2 of 4 on node2: 10\n3 of 4 on node2: 10\n";
+    assert_silent(&sums, expected);
+}
+
+#[test]
+fn who_is_meant_by_an_option_is_in_one_container() {
+    let cluster = with_busybox("share-options");
+    let alice = |script: &str| ranks(&cluster, script);
+    let image = "/shared/bb.sqsh";
+    let held = format!("sh -c '{WHERE}; sleep 1'");
+    // One rank has nobody to share with, and looks for nobody.
+    let alone = format!("ranks 1 mizzen run {image} echo ran; test ! -e /var/tmp/mizzen-2001");
+    assert_silent(&alice(&alone), "ran\n");
+    assert_eq!(different(&alice(&format!("ranks 4 mizzen run {image} {held}")), 4), 1);
+    assert_eq!(different(&alice(&format!("ranks 4 mizzen run --no-share {image} {held}")), 4), 4);
+    // Other images, settings and directories are other containers; other variables and programs are not.
+    let mixed = format!(
+        "ranks 2 mizzen run {image} {held} & ranks 2 mizzen run --writable {image} {held} & \
+         (cd /; ranks 2 mizzen run {image} {held}) & wait"
+    );
+    assert_eq!(different(&alice(&mixed), 6), 3);
+    let rank = format!(
+        "mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} sh -c \"echo $OMPI_COMM_WORLD_RANK \\$OWN \\$({WHERE}); sleep 1\"; :"
+    );
+    let own = alice(&format!("ranks 4 sh -c '{rank}'"));
+    assert_eq!(different(&own, 4), 4, "{}", own.text());
+    let mut lines: Vec<Vec<&str>> = own.stdout.lines().map(|line| line.split(' ').collect()).collect();
+    lines.sort();
+    for (number, words) in lines.iter().enumerate() {
+        let number = number.to_string();
+        assert_eq!(words[..], [number.as_str(), &number, lines[0][2]], "{}", own.text());
+    }
+    // By a name, whoever starts them; and without a launch, what one shell starts.
+    let named = format!(
+        "for i in 1 2 3; do sh -c \"mizzen run --share=n {image} {held}; :\" & sleep 0.1; done; wait"
+    );
+    assert_eq!(different(&alice(&named), 3), 1);
+    let siblings = format!("for i in 1 2 3; do mizzen run --share {image} {held} & done; wait");
+    assert_eq!(different(&alice(&siblings), 3), 1);
+    let strangers = named.replace("--share=n", "--share");
+    assert_eq!(different(&alice(&strangers), 3), 3);
+    // What cannot be shared says so.
+    let refused = alice(&format!("mizzen run --share --unshare pid {image} true"));
+    let hint = "who shares a container is in its user and mount namespace; leave one of the two away";
+    assert_told(&refused, 125, "mizzen: --share: not together with --unshare", hint);
+    let refused = alice(&format!("mizzen run --share {image}"));
+    let hint = "name it behind the image; only the first to arrive would know the image's own command";
+    assert_told(&refused, 125, "mizzen: --share: no program is named", hint);
+    assert_silent(&alice(&format!("mizzen run --share --no-share {image} echo ran")), "ran\n");
+}
+
+#[test]
+fn a_failure_of_all_ranks_is_told_once() {
+    let cluster = with_busybox("share-failures");
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    let broken = ranks(&cluster, "ranks 4 mizzen run -m /nowhere /shared/bb.sqsh true");
+    assert_failed(&broken, 125, "mizzen: --mount: /nowhere: ");
+    // The first of them is inside for a while, so that all are in one container.
+    let missing = ranks(
+        &cluster,
+        "ranks 4 sh -c 'if [ $OMPI_COMM_WORLD_RANK = 0 ]; then exec mizzen run /shared/bb.sqsh sleep 2; fi; sleep 0.5; \
+         exec mizzen run /shared/bb.sqsh nothing'",
+    );
+    assert_failed(&missing, 127, "mizzen: nothing: no such program in the container");
+    // The file server of all is killed.
+    let killed = ranks(
+        &cluster,
+        "(sleep 1; pkill -KILL -x mizzen-fuse) & ranks 4 mizzen run /shared/bb.sqsh sh -c 'sleep 10; echo no'",
+    );
+    assert_failed(
+        &killed,
+        137,
+        "mizzen: /shared/bb.sqsh: its file server was killed, so the container was ended",
+    );
+    assert_eq!(killed.stdout, "", "{}", killed.text());
+    empty.assert_again(&cluster, "failures");
+}
+
+/// Whoever comes first, last, or in between, and whoever is killed: the others are in one container, and nothing is left.
+#[test]
+fn a_killed_builder_stops_nobody() {
+    let cluster = with_busybox("share-killed");
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    let rank = format!("mizzen run --share=k /shared/bb.sqsh sh -c '{WHERE}; sleep 0.6'");
+    for round in 0..count(12, 200) {
+        let delay = f64::from(round % 40) * 0.0008;
+        let script = format!("timeout -s KILL {delay:.4} {rank} > /dev/null & {rank} & {rank} & wait");
+        let output = run_in_time_on_node(&cluster, &script);
+        assert_eq!(different(&output, 2), 1, "killed after {delay} s: {}", output.text());
+        assert!(!output.stderr.contains("mizzen: "), "{}", output.text());
+    }
+    // At every step of the way, by the kernel call that it makes there; then the next one makes the container.
+    for call in ["bind", "listen", "socketpair", "pivot_root", "sendmsg", "execve:when=2", "setns", "mount"] {
+        let killed = format!(
+            "strace -qq -o /dev/null -e inject={call}{}:signal=KILL {rank} > /dev/null & sleep 0.05; {rank} & {rank} & wait",
+            if call.contains(':') { "" } else { ":when=1" }
+        );
+        let output = run_in_time_on_node(&cluster, &killed);
+        assert_eq!(different(&output, 2), 1, "killed at {call}: {}", output.text());
+    }
+    // Its server as well, while all are inside: they go on, and later ones make a container for themselves.
+    let server = format!("{rank} & {rank} & sleep 0.3; pkill -KILL -x mizzen-share; {rank} & {rank} & wait");
+    let output = run_in_time_on_node(&cluster, &server);
+    assert_eq!(different(&output, 4), 2, "{}", output.text());
+    let files = cluster.run_on("node1", User::Alice, "ls /var/tmp/mizzen-2001");
+    assert_silent(&files, "");
+    empty.assert_again(&cluster, "killed");
+}
+
+#[track_caller]
+fn run_in_time_on_node(cluster: &Cluster, script: &str) -> Output {
+    let begin = std::time::Instant::now();
+    let output = cluster.run_on("node1", User::Alice, script);
+    assert!(begin.elapsed().as_secs() < 20, "took {:?}: {script}\n{}", begin.elapsed(), output.text());
+    output
+}
+
+#[test]
+fn many_launches_at_once_end_as_they_like() {
+    let cluster = start("mpirun-many", 1);
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    let program = "echo $0 $OMPI_COMM_WORLD_RANK $(readlink /proc/self/ns/mnt); sleep 0.$((RANDOM % 9))";
+    let launches = format!(
+        "for i in 0 1 2 3 4 5 6 7 8 9; do mpirun.openmpi --bind-to none --oversubscribe -np 4 mizzen run /shared/bb.sqsh sh -c '{program}' $i & \
+         pids=\"$pids $!\"; done; for pid in $pids; do wait $pid || exit; done"
+    );
+    for _ in 0..count(1, 50) {
+        let output = cluster.run_on("node1", User::Alice, &launches);
+        assert_eq!((output.code, output.stdout.lines().count()), (0, 40), "{}", output.text());
+        assert_eq!(output.stderr, "", "{}", output.text());
+        let mut ranks: Vec<String> =
+            output.stdout.lines().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+        ranks.sort();
+        let expected: Vec<String> =
+            (0..10).flat_map(|launch| (0..4).map(move |rank| format!("{launch} {rank}"))).collect();
+        assert_eq!(ranks, expected);
+        // No container has ranks of two launches.
+        let containers: std::collections::BTreeSet<(&str, &str)> = output
+            .stdout
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .filter_map(|(launch, rest)| Some((launch, rest.split_once(' ')?.1)))
+            .collect();
+        assert!(containers.len() >= 10 && containers.len() < 20, "{containers:#?}");
+        empty.assert_again(&cluster, "ten launches");
+    }
+}
+
+/// Another user can take the names in a directory that is everybody's, and connect to what listens there.
+#[test]
+fn another_user_stops_and_misleads_nobody() {
+    let cluster = with_busybox("share-squatted");
+    let (image, held) = ("/shared/bb.sqsh", format!("sh -c '{WHERE}; sleep 0.5'"));
+    let bob = |script: &str| cluster.run_on("node1", User::Bob, script);
+    assert_silent(
+        &bob(
+            "mkdir -m 777 /var/tmp/mizzen-2001; mkfifo /var/tmp/mizzen-2001.1; ln -s /tmp /var/tmp/mizzen-2001.2",
+        ),
+        "",
+    );
+    let run = || {
+        let begin = std::time::Instant::now();
+        let output = ranks(&cluster, &format!("ranks 4 mizzen run {image} {held}"));
+        assert!(begin.elapsed().as_secs() < 5, "took {:?}: {}", begin.elapsed(), output.text());
+        output
+    };
+    let output = run();
+    assert_eq!((different(&output, 4), output.stderr.as_str()), (1, ""), "{}", output.text());
+    let directory = cluster.run_on(
+        "node1",
+        User::Root,
+        "stat -c '%U %a' /var/tmp/mizzen-2001.3; ls /var/tmp/mizzen-2001",
+    );
+    assert_silent(&directory, "alice 700\n");
+    // While they run, Bob gets neither at the socket nor at its directory.
+    let script =
+        format!("{RANKS} ranks 4 mizzen run {image} sh -c 'sleep 2' & sleep 0.5; ls /var/tmp/mizzen-2001.3");
+    let name = cluster.run_on("node1", User::Alice, &format!("{script}; wait"));
+    assert!(name.stdout.starts_with("share-"), "{}", name.text());
+    let reach = "python3 -c 'import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(\"/var/tmp/mizzen-2001.3/x\")' 2>&1 \
+                 | tail -1; ls /var/tmp/mizzen-2001.3 2>&1";
+    let refused = bob(reach);
+    assert_eq!(
+        refused.stdout.matches("Permission denied").count(),
+        1 + usize::from(refused.stdout.contains("PermissionError")),
+        "{}",
+        refused.text()
+    );
+    // All names that her directory could have: every rank has a container of its own, and one of them says why.
+    cluster.run_on("node1", User::Root, "rm -rf /var/tmp/mizzen-2001.3");
+    bob("for i in 3 4 5 6 7 8 9 10 11 12 13 14 15; do mkdir /var/tmp/mizzen-2001.$i; done");
+    let output = run();
+    assert_eq!(different(&output, 4), 4, "{}", output.text());
+    assert_failed(
+        &output,
+        0,
+        "mizzen: note: every rank has a container of its own: /var/tmp/mizzen-2001: belongs to uid 2002, not to you",
+    );
+}
