@@ -91,7 +91,8 @@ pub enum Command {
     /// Make an image of one in a registry, of an archive or of a directory
     ///
     /// Layers are fetched and converted at the same time, and nothing is unpacked. An image that is in your store already
-    /// is not imported again: a registry is asked only what the tag means now. The path is printed on standard output.
+    /// is not imported again: a registry is asked only what the tag means now. Without -o the path is printed on
+    /// standard output.
     #[command(after_help = images::IMPORT_EXAMPLES)]
     Import(ImportArgs),
     /// Make an archive of an image, for Docker, Podman and others

@@ -32,7 +32,7 @@ fn to_mount(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, 
             Ok(found) => Ok((path, found)),
             Err(error) => {
                 let hint = if given.is_absolute() {
-                    "it must exist on this node, and you must be able to see it"
+                    "the source is a path of the node: it must exist on this node, and you must be able to see it"
                 } else {
                     "a relative source starts at the current directory; flags are joined by +, mounts by commas"
                 };

@@ -123,8 +123,9 @@ fn of_name(text: &str, is_lookup: bool, proxy: Option<&Proxy>) -> (Failure, Trou
             (Failure::new(format!("cannot find {}: {text}", proxy.shown())), TroubleKind::Unreachable)
         }
         None => (
-            Failure::new(format!("cannot find the host: {text}")).hint(
-                "is the name right? where names of the internet are not known, HTTPS_PROXY names a proxy",
+            Failure::new(format!("cannot look up the name of the host ({text})")).hint(
+                "a wrong name, or no way to the internet from here: HTTPS_PROXY names a proxy; or import on a machine that has one, \
+                 and copy the file",
             ),
             TroubleKind::Unreachable,
         ),
@@ -238,7 +239,10 @@ mod tests {
         let url = Url::parse("https://registry.test/v2/").unwrap();
         let unknown = || ureq::Error::Other(Box::new(LookupFailed("Name or service not known".to_owned())));
         let trouble = Trouble::of_request(unknown(), &url, None);
-        assert_eq!(trouble.failure.message, "registry.test: cannot find the host: Name or service not known");
+        assert_eq!(
+            trouble.failure.message,
+            "registry.test: cannot look up the name of the host (Name or service not known)"
+        );
         assert!(trouble.failure.hint.unwrap().starts_with("is the name right?"));
         assert_eq!(trouble.kind, TroubleKind::Unreachable);
         let address = ureq::Proxy::new("http://u:secret@proxy.test:3128").unwrap();
