@@ -17,6 +17,8 @@ use mizzen_core::{Failure, Settings};
 use super::document::Placed;
 use super::{Loaded, Table, annotations};
 
+const HOME: &str = "write ${HOME}, or \\~ for a directory of that name";
+
 /// The container that a file describes.
 pub fn describe(loaded: &Loaded) -> Result<Environment, Failure> {
     let document = &loaded.document;
@@ -71,7 +73,7 @@ fn read_mount(text: &str) -> Result<MountOption, Failure> {
     let mut fields: Vec<Vec<u8>> = split(text.as_bytes(), b':');
     if fields.iter().take(2).any(|field| expected_of_a_shell(field).as_deref() == Some("~")) {
         let message = format!("\"{}\": ~ is not expanded", quote(text.as_bytes()));
-        return Err(Failure::new(message).hint("write ${HOME}, or \\~ for a directory of that name"));
+        return Err(Failure::new(message).hint(HOME));
     }
     for field in fields.iter_mut().take(2) {
         *field = escape_dollars(field);

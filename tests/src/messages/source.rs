@@ -38,7 +38,8 @@ impl Source {
             if let (Some(Token::Word(name)), Some(end)) = (self.tokens.get(at + 1), self.find(at, ';'))
                 && let [Token::Mark('='), Token::Text(text)] = &self.tokens[end - 2..end]
             {
-                found.push((name.clone(), text.clone()));
+                // No format: a brace in it is a brace.
+                found.push((name.clone(), text.replace('{', "{{").replace('}', "}}")));
             }
         }
         found
@@ -263,7 +264,8 @@ fn shown(text: &str, constants: &BTreeMap<String, String>) -> String {
             continue;
         }
         let (name, after) = after.split_once('}').unwrap_or((after, ""));
-        shown.push_str(constants.get(name).map_or("…", String::as_str));
+        let constant = constants.get(name).map(|text| text.replace("{{", "{").replace("}}", "}"));
+        shown.push_str(constant.as_deref().unwrap_or("…"));
         rest = after;
     }
     shown.push_str(rest);
