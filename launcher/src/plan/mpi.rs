@@ -106,6 +106,7 @@ pub fn decide(tree: &dyn Tree, metadata: &Metadata, host: &Host, identity: &Iden
         mpi.variables.push(("PMIX_GDS_MODULE".into(), "hash".into()));
     }
     mpi.notes.extend(image.misfit(&manager, &version));
+    mpi.notes.extend(image.newer_than_mpirun(tree, variable));
     mpi.directories.retain(|(directory, _)| directory.is_dir());
     mpi
 }
@@ -256,6 +257,27 @@ impl Libraries {
         })
     }
 
+    /// Ranks of Open MPI 5 under an mpirun of release 4 that is on none of their nodes never return from their first exchange
+    /// with another node. (Seen with 5.0.7 and 4.1.4; without shared memory, `btl=self,tcp`, they do.)
+    fn newer_than_mpirun<'a>(
+        &self,
+        tree: &dyn Tree,
+        variable: impl Fn(&str) -> Option<&'a OsString>,
+    ) -> Option<String> {
+        // Where mpirun and the daemon of this node listen: release 5 has other variables.
+        let elsewhere = variable("OMPI_MCA_orte_hnp_uri")? != variable("OMPI_MCA_orte_local_daemon_uri")?;
+        let is_first_node = variable("OMPI_COMM_WORLD_RANK") == variable("OMPI_COMM_WORLD_LOCAL_RANK");
+        let several = variable("OMPI_COMM_WORLD_SIZE") != variable("OMPI_COMM_WORLD_LOCAL_SIZE");
+        let library = resolve(tree, self.openmpi.as_ref()?).ok()?.path;
+        (elsewhere && is_first_node && several && is_release_5(&file_name(&library))).then(|| {
+            format!(
+                "mpirun is of Open MPI 4 and not on the first node of the job, and the image has Open MPI 5 ({}): its ranks may \
+                 wait for ever; start mpirun in a batch script",
+                library.display()
+            )
+        })
+    }
+
     /// The same where MPICH's mpiexec has started them.
     fn misfit_to_hydra(&self) -> Option<String> {
         let openmpi = self.openmpi.as_ref().filter(|_| self.mpich.is_none())?.display();
@@ -264,6 +286,13 @@ impl Libraries {
              an image with MPICH"
         ))
     }
+}
+
+/// libmpi.so.40.20.x is of Open MPI 4.0, 40.30.x of 4.1, 40.40.x of 5.0.
+fn is_release_5(library: &str) -> bool {
+    let revision =
+        library.strip_prefix("libmpi.so.40.").and_then(|rest| rest.split('.').next()?.parse().ok());
+    revision.is_some_and(|revision: u32| revision >= 40)
 }
 
 fn file_name(path: &Path) -> String {
