@@ -223,7 +223,8 @@ fn a_pinned_image_of_somebody_elses_is_not_used_where_it_is() {
     let refused = "/var/tmp/mizzen-2001: belongs to uid 2002, not to you";
     for policy in ["auto", "always"] {
         let run = cluster.run(&format!("mizzen run --stage={policy} {image} /bin/late"));
-        assert_failed(&run, 125, &format!("mizzen: /shared/bobs.sqsh: {refused}"));
+        let hint = "others can change this image while it runs, so with a digest only a copy of it is used; copy it to a directory of your own";
+        assert_told(&run, 125, &format!("mizzen: /shared/bobs.sqsh: {refused}"), hint);
         assert_eq!(run.stdout, "", "{policy}: {}", run.text());
     }
     for policy in ["auto", "always", "bcast"] {
