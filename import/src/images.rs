@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use mizzen::report::{age, megabytes};
 use mizzen_core::Failure;
 use mizzen_core::failure::{cause, quote};
+use mizzen_core::fs_server::refuse_foreign;
 use serde_json::{Value, json};
 
 use crate::shown;
@@ -37,6 +38,12 @@ pub fn show(folders: &[PathBuf], store: &Path) -> Outcome {
 
 /// One directory. That it cannot be read is told, and no failure: the others can.
 fn show_directory(directory: &Path, is_store: bool, text: &mut String) -> Value {
+    let unread = |problem: String| json!({ "directory": directory.to_string_lossy(), "problem": problem, "images": [] });
+    // Before it is read: a server that does not answer would hold whoever asks.
+    if let Err(failure) = refuse_foreign(directory) {
+        let _ = writeln!(text, "{failure}");
+        return unread(failure.message);
+    }
     let images = match list(directory) {
         Ok(images) => images,
         // Nobody has to have a store.
@@ -44,7 +51,7 @@ fn show_directory(directory: &Path, is_store: bool, text: &mut String) -> Value 
         Err(error) => {
             let problem = cause(&error);
             let _ = writeln!(text, "{}: cannot be read: {problem}", shown(directory));
-            return json!({ "directory": directory.to_string_lossy(), "problem": problem, "images": [] });
+            return unread(problem);
         }
     };
     for image in &images {

@@ -172,3 +172,31 @@ fn registries_are_refused_before_anything_is_fetched() {
     );
     assert_eq!(cluster.run("cat /shared/asked").stdout, "");
 }
+
+/// Neither the path of a file in another mount namespace nor the owner that a user's own file server tells.
+#[test]
+fn what_users_can_make_up_is_not_believed() {
+    let cluster = cluster("policy-made-up");
+    set_policy(&cluster, "[policy]\nfolders = [\"/sw/images\"]");
+    let done = cluster.run(
+        "unshare -U -r -m sh -c 'mount -t tmpfs x /sw/images; cp /shared/b.sqsh /sw/images/own.sqsh; exec sleep 30' & \
+         until P=$(pgrep -u alice -x sleep); do sleep 0.05; done; mizzen run /proc/$P/root/sw/images/own.sqsh cat /image; echo $?; kill $P",
+    );
+    assert_eq!(done.stdout, "125\n", "{}", done.text());
+    let message = "folders of this site's policy do not include a file of another mount namespace";
+    assert!(done.stderr.contains(message), "{}", done.text());
+    let hint = "hint: name the file by its path, and not by one of another process (/proc/PID/root)";
+    assert!(done.stderr.contains(hint), "{}", done.text());
+    set_policy(&cluster, "[policy]\nowners = [\"root\"]");
+    let served = "mkdir -p fs m; cp /shared/b.sqsh fs/own.sqsh; bindfs --no-allow-other --force-user=root --force-group=root -p a=rX fs m; \
+                  stat -c %U m/own.sqsh";
+    assert_out(&cluster.run(served), 0, "root\n");
+    assert_told(
+        &cluster.run("mizzen run m/own.sqsh cat /image"),
+        125,
+        "m/own.sqsh: owners of this site's policy do not include its owner, 2001, alice",
+        "mizzen.toml allows root",
+    );
+    assert_out(&cluster.run("mizzen run /sw/images/a.sqsh cat /image"), 0, "a\n");
+    cluster.run("fusermount3 -u m || fusermount -u m");
+}

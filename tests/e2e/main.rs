@@ -38,6 +38,7 @@ mod registry_images;
 mod registry_requests;
 mod releases;
 mod robustness;
+mod served_by_others;
 mod site_copies;
 mod site_copies_faults;
 mod site_copies_root;

@@ -360,6 +360,44 @@ squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
     }
 }
 
+/// A variable that the job has come with is the node's; the same path in another one is not.
+#[test]
+fn a_path_of_the_job_is_no_excuse_for_another_variable() {
+    let cluster = with_two_scratches(start("command-variables"));
+    let script = r#"#!/bin/sh
+SLURM_STDINMODE=$DATA srun sh 2>&1 | grep -v hint
+srun -Q sh -c 'echo $SLURM_PROLOG'
+"#;
+    cluster.share("job.sh", script.as_bytes()).unwrap();
+    let done = cluster.run(
+        "DATA=/scratch/job.sh SLURM_PROLOG=/scratch/only.sh sbatch --quiet --wait --output=out --container=/shared/bb.sqsh /shared/job.sh >/dev/null; cat out",
+    );
+    assert_out(&done, 0, &format!("mizzen: srun: /scratch/job.sh {OTHER}\n/scratch/only.sh\n"));
+}
+
+/// Bob serves a directory of his as if it were alice's, or does not answer.
+#[test]
+fn a_file_that_another_user_serves_outside_is_refused() {
+    let cluster = with_two_scratches(start("command-served"));
+    assert_out(&cluster.run_on("node1", User::Root, "echo user_allow_other >> /etc/fuse.conf"), 0, "");
+    let serve = "mkdir -p ~/evil /scratch/served && cp /scratch/job.sh ~/evil/ && \
+                 bindfs -o allow_other,attr_timeout=0,entry_timeout=0 --force-user=2001 --force-group=2001 ~/evil /scratch/served";
+    assert_out(&cluster.run_on("node1", User::Bob, serve), 0, "");
+    let served =
+        "is taken from outside the container, and /scratch/served lies on a file system that uid 2002 serves";
+    for stop in ["true", "pkill -STOP -u bob -x bindfs"] {
+        assert_out(&cluster.run_on("node1", User::Bob, stop), 0, "");
+        let done = batch(
+            &cluster,
+            "for command in 'salloc -n1' sbatch; do timeout -s KILL 10 $command /scratch/served/job.sh 2>&1 | grep -v hint; done",
+        );
+        let refused = |command: &str| format!("mizzen: {command}: /scratch/served/job.sh {served}\n");
+        assert_out(&done, 0, &["salloc", "sbatch"].map(refused).concat());
+    }
+    let end = "pkill -KILL -u bob -x bindfs; umount -l /scratch/served";
+    assert_out(&cluster.run_on("node1", User::Root, end), 0, "");
+}
+
 /// Slurm's own list of options says which have a value, but for a few that it shows wrongly. The first file after the options
 /// is what a command is refused for.
 #[test]

@@ -78,6 +78,7 @@ fn a_feature_keeps_jobs_from_such_nodes(release: Release) {
     spec.slurm_conf = vec!["JobSubmitPlugins=lua".to_owned()];
     spec.slurm_files = vec![("job_submit.lua".to_owned(), lua)];
     let cluster = with_images(Spec { release, ..spec });
+    cluster.run_as_root("scontrol update nodename=node2 features=slow");
     set_line(&cluster, "");
     let image = "--container-image=/shared/a.sqsh";
     let where_am_i = "sh -c 'echo $SLURMD_NODENAME $(cat /image 2>/dev/null || echo host)'";
@@ -92,9 +93,79 @@ fn a_feature_keeps_jobs_from_such_nodes(release: Release) {
     ] {
         assert_out(&cluster.run(&command), 0, "node1 a\n");
     }
-    for refused in ["-w node2", "-N2", "--constraint='fast|slow'"] {
+    for refused in ["-w node2", "-N2"] {
         let done = cluster.run(&format!("srun -Q --immediate=2 {refused} {image} touch /shared/marker"));
         assert!(done.code != 0 && done.stdout.is_empty(), "{release}, {refused}: {}", done.text());
         assert_eq!(cluster.run("ls /shared/marker").stdout, "", "{release}, {refused}");
+    }
+    assert_expressions_refused(&cluster, image);
+    assert_changes_keep_the_feature(&cluster, image);
+    if release.has_prefer() {
+        // Slurm tries what is preferred in the place of what is required.
+        for (preferred, contained, plain) in
+            [("fast", Runs::Inside, Runs::OnTheNode), ("slow", Runs::Not, Runs::OnTheNode)]
+        {
+            let step = |options: &str| {
+                let program = "sh -c 'cat /image 2>/dev/null || echo host'";
+                cluster.run(&format!("srun -Q --immediate=5 --prefer={preferred} {options} {program}"))
+            };
+            let done = step(image);
+            // What no node has is refused by some releases, and not preferred by others.
+            let allowed = [contained, Runs::Inside];
+            assert!(allowed.contains(&outcome(&done)), "{release}, {preferred}: {}", done.text());
+            let done = step("");
+            assert_eq!(outcome(&done), plain, "{release}, {preferred}: {}", done.text());
+        }
+    }
+}
+
+/// An expression that has the feature in it may mean nodes without it.
+fn assert_expressions_refused(cluster: &Cluster, image: &str) {
+    let release = cluster.release();
+    let mut options: Vec<String> = [
+        "mizzen|slow",
+        "fast|slow",
+        "(mizzen|slow)",
+        "[mizzen*1&slow*1]",
+        "mizzen*1&slow*1",
+        "mizzenless|slow",
+    ]
+    .map(|expression| format!("--constraint='{expression}' -w node2"))
+    .to_vec();
+    options.push("-N2 --constraint='[mizzen*1&slow*1]'".to_owned());
+    if release.has_prefer() {
+        options.push("--prefer='mizzen|slow'".to_owned());
+    }
+    for refused in options {
+        let done = cluster.run(&format!("srun -Q --immediate=2 {refused} {image} touch /shared/marker"));
+        assert!(done.code != 0 && done.stdout.is_empty(), "{release}, {refused}: {}", done.text());
+        let message = "all nodes of a job with a container need the feature mizzen; write mizzen, and other features with & before it";
+        assert!(done.stderr.contains(message), "{release}, {refused}: {}", done.text());
+        assert_eq!(cluster.run("ls /shared/marker").stdout, "", "{release}, {refused}");
+    }
+}
+
+/// A job that waits can be changed.
+fn assert_changes_keep_the_feature(cluster: &Cluster, image: &str) {
+    let release = cluster.release();
+    let update = |options: &str, change: &str| {
+        cluster.run(&format!(
+            "id=$(sbatch -H --parsable {options} --wrap=true); scontrol update jobid=$id {change}; echo $?; \
+             scontrol show job $id | grep -oE ' *(Features|Prefer)=[^ ]*'; scancel $id"
+        ))
+    };
+    let changed = update(image, "features=slow");
+    assert_out(&changed, 0, "0\n   Features=slow&mizzen\n");
+    assert_out(&update(image, "features="), 0, "0\n   Features=mizzen\n");
+    let refused = update(image, "features='slow|mizzen'");
+    assert!(refused.stdout.starts_with("1\n   Features=mizzen\n"), "{release}: {}", refused.text());
+    assert_out(&update("", "features=slow"), 0, "0\n   Features=slow\n");
+    if release.has_prefer() {
+        let preferred = update(image, "prefer=slow");
+        assert!(
+            preferred.stdout.starts_with("0\n") && preferred.stdout.contains(" Prefer=slow&mizzen\n"),
+            "{release}: {}",
+            preferred.text()
+        );
     }
 }

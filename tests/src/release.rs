@@ -56,6 +56,11 @@ impl Release {
         self != Release::Slurm20_11
     }
 
+    /// Whether jobs can have a `--prefer` (since 22.05).
+    pub fn has_prefer(self) -> bool {
+        self != Release::Slurm20_11
+    }
+
     /// Whether it is built with `--mpi=pmix`; Debian leaves it out of the newest.
     pub fn has_pmix(self) -> bool {
         self != Release::Slurm26_05

@@ -143,6 +143,9 @@ enum StageError {
     Refused(Failure),
 }
 
+/// What to do about an image of which only a copy may be used.
+const UNCOPIED: &str = "others can change this image while it runs, so with a digest only a copy of it is used; copy it to a directory of your own";
+
 /// A source that changes, or a file server that forgets, gets so many chances.
 const ATTEMPTS: u32 = 3;
 
@@ -216,6 +219,9 @@ fn try_stage(
             note(&format!("{place} is used where it is: {failure}"), failure.hint.as_deref());
             None
         }
+        Err(StageError::Refused(failure)) if own_copy => {
+            return Err(StageError::Refused(failure.or_hint(UNCOPIED)));
+        }
         Err(trouble) => return Err(trouble),
     };
     if let Some(Ok((.., Provenance::Copied))) = staged
@@ -228,7 +234,8 @@ fn try_stage(
             StagedImage { opened: OpenedImage { file, ..opened }, digest: Some(digest), provenance }
         }
         Some(Err(StageError::Cache(why))) if staging.copy_required => {
-            return Err(StageError::Refused(Failure::new(format!("no copy: {why}"))));
+            let failure = Failure::new(format!("no copy: {why}"));
+            return Err(StageError::Refused(if own_copy { failure.hint(UNCOPIED) } else { failure }));
         }
         Some(Err(StageError::Cache(why))) => {
             note(&format!("{place} is used where it is: {why}"), None);
