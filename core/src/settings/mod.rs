@@ -226,6 +226,12 @@ settings! {
     Entrypoint entrypoint: bool = false,
         switch("entrypoint", "start the program through the image's entrypoint", "start the program itself")
             .run("entrypoint").toml("entrypoint");
+    Pytorch pytorch: bool,
+        switch("pytorch", "give tasks PyTorch's RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            "leave RANK and LOCAL_RANK out, which tasks in PyTorch images have")
+            .run("pytorch")
+            .more("They are those that torchrun would set, made of Slurm's variables. Where nothing is said, tasks of srun have \
+                   RANK and LOCAL_RANK if the image has PYTORCH_VERSION in its environment.");
     Script script: bool = true,
         switch("script", "run a batch script or interactive shell inside as well",
             "run a batch script or interactive shell on the node, and its steps inside")
@@ -304,6 +310,7 @@ mod tests {
             (Key::Writable, "2g"),
             (Key::RemapRoot, "true"),
             (Key::Entrypoint, "0"),
+            (Key::Pytorch, "yes"),
             (Key::Script, "no"),
             (Key::Stage, "always"),
             (Key::Gpu, "none"),

@@ -9,7 +9,7 @@ use std::path::Path;
 use mizzen_core::options::EnvOption;
 use mizzen_core::settings::Key;
 
-use super::Facts;
+use super::{Facts, pytorch};
 use crate::options::RunOptions;
 use crate::slurm;
 use crate::variable_rules::{Rule, rule};
@@ -99,6 +99,9 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         let why = if facts.reference.is_some() { "the image's manifest" } else { "the image's content" };
         chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), why.into()));
     }
+    for (name, value) in pytorch::variables(facts.pytorch, host) {
+        chosen.insert(name.into(), (value, "the task's place, for PyTorch".into()));
+    }
     chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory".into()));
     for (option, origin) in &facts.environment {
         let why: Cow<'static, str> = origin.name_of(Key::Env).into();
@@ -106,7 +109,8 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
             EnvOption::Set(name, value) => drop(chosen.insert(name.clone(), (value.clone(), why))),
             EnvOption::FromHost(name) => match host.iter().find(|(known, _)| known == name) {
                 Some((_, value)) => drop(chosen.insert(name.clone(), (value.clone(), why))),
-                None => drop(chosen.remove(name)),
+                // The image's stays, as under pyxis.
+                None => {}
             },
         }
     }
@@ -145,12 +149,15 @@ mod tests {
             ("OMP_NUM_THREADS", "4"),
             ("CONDA_PREFIX", "/host/conda"),
             ("BASH_FUNC_module%%", "() { :; }"),
+            ("LANG", "de_DE.UTF-8"),
+            ("LC_ALL", "de_DE.UTF-8"),
         ]);
         let environment_of_image = pairs(&[
             ("PATH", "/image/bin"),
             ("HOME", "/root"),
             ("CONDA_PREFIX", "/opt/conda"),
             ("LD_LIBRARY_PATH", "/opt/lib"),
+            ("LANG", "C.UTF-8"),
             ("SLURM_TASK_PROLOG", "/image/evil"),
         ]);
         let facts = Facts {
@@ -172,6 +179,7 @@ mod tests {
         let expected = [
             ("CONDA_PREFIX", "/opt/conda"),
             ("HOME", "/home/alice"),
+            ("LANG", "C.UTF-8"),
             ("LD_LIBRARY_PATH", "/opt/lib"),
             ("MIZZEN_IMAGE", "/tf.sqsh"),
             ("OMP_NUM_THREADS", "4"),
@@ -189,11 +197,16 @@ mod tests {
             EnvOption::FromHost("CONDA_PREFIX".into()),
             EnvOption::FromHost("SLURM_NOT_SET".into()),
             EnvOption::FromHost("LD_PRELOAD".into()),
+            EnvOption::FromHost("LC_ALL".into()),
+            EnvOption::FromHost("LD_LIBRARY_PATH".into()),
         ];
         let variables = decided(true, options);
         assert_eq!(variables["PATH"], "/mine");
         assert_eq!(variables["CONDA_PREFIX"], "/host/conda");
         assert_eq!(variables["LD_PRELOAD"], "/host/evil.so");
+        assert_eq!(variables["LC_ALL"], "de_DE.UTF-8");
+        // "unset on the host: the image's stays"
+        assert_eq!(variables["LD_LIBRARY_PATH"], "/opt/lib");
         assert!(!variables.contains_key("OMP_NUM_THREADS"), "--clean-env");
         assert!(variables.contains_key("SLURM_JOB_ID") && variables.contains_key("HOME"));
     }

@@ -8,6 +8,7 @@ mod mount_options;
 mod mount_points;
 mod mounts;
 mod mpi;
+mod pytorch;
 mod root;
 mod show;
 
@@ -29,6 +30,7 @@ pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable};
 pub use identity::Identity;
 pub use mount_options::asked_mounts;
 pub use mount_points::lies_in;
+pub use pytorch::Pytorch;
 pub use root::{Changes, Root};
 
 /// A container, decided to the last mount and variable.
@@ -86,6 +88,8 @@ pub struct Facts {
     pub reference: Option<String>,
     /// The container's own host name, if it has one.
     pub hostname: Option<String>,
+    /// What tells PyTorch's programs their place.
+    pub pytorch: Pytorch,
 }
 
 /// A program, ready to be started inside.
@@ -176,6 +180,7 @@ impl Plan {
             digest: metadata.digest.map(|digest| digest.to_string()),
             reference: options.image.reference().map(ToString::to_string),
             hostname: options.settings.hostname.as_ref().map(|name| name.as_str().to_owned()),
+            pytorch: pytorch::decide(options.settings.pytorch, &metadata.environment),
         };
         let command = decide_command(options, &facts, tree, metadata, host);
         let program = Program::new(options, &facts, command, &host.environment);
