@@ -80,25 +80,24 @@ impl Variables {
     fn pyxis_settings(&self) -> Result<Settings, Failure> {
         let mut settings = Settings::default();
         for key in Key::ALL {
-            let variable = |name: &str| format!("{PYXIS}{}", name.to_uppercase().replace('-', "_"));
-            let ours = self.value(&key.variable()).is_some_and(|value| !value.is_empty());
-            let mut set =
-                |name: String, text: &[u8]| settings.set(*key, text).map_err(|failure| failure.about(name));
-            let on = variable(key.name());
-            match self.value(&on).filter(|value| !value.is_empty() && !ours) {
-                Some(value) if key.toml_form() == TomlForm::Boolean => match pyxis_bool(value) {
-                    Some(value) => set(on, if value { b"yes" } else { b"no" })?,
-                    None => {}
-                },
-                Some(value) => set(on, value)?,
-                None => {}
+            if self.value(&key.variable()).is_some_and(|value| !value.is_empty()) {
+                continue;
             }
+            let variable = |name: &str| format!("{PYXIS}{}", name.to_uppercase().replace('-', "_"));
+            let word = |value: bool| if value { b"yes".as_slice() } else { b"no" };
+            let is_switch = key.toml_form() == TomlForm::Boolean;
+            let on = variable(key.name());
+            let value = self.value(&on).filter(|value| !value.is_empty());
+            let mut found =
+                vec![(on.clone(), if is_switch { value.and_then(pyxis_bool).map(word) } else { value })];
             if let Some(Off::Named(name, _)) = key.spec().off {
                 let off = variable(name);
-                match self.value(&off).filter(|_| !ours).and_then(pyxis_bool) {
-                    Some(value) => set(off, if value { b"no" } else { b"yes" })?,
-                    None => {}
-                }
+                let value = self.value(&off).and_then(pyxis_bool);
+                found.push((off, value.map(|value| word(!value))));
+            }
+            for (name, text) in found {
+                let Some(text) = text else { continue };
+                settings.set(*key, text).map_err(|failure| failure.about(name))?;
             }
         }
         Ok(settings)

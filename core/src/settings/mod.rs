@@ -225,7 +225,10 @@ settings! {
         switch("remap-root", "be root inside", "be yourself inside").run("remap-root").toml("remap_root");
     Entrypoint entrypoint: bool = false,
         switch("entrypoint", "start the program through the image's entrypoint", "start the program itself")
-            .run("entrypoint").toml("entrypoint");
+            .run("entrypoint").toml("entrypoint")
+            .more("With srun it runs once on every node before the tasks, which have the variables and the directory that it leaves.");
+    EntrypointLog entrypoint_log: bool = false,
+        Spec::new("entrypoint-log", Argument::No, "show what the image's entrypoint prints", None);
     Pytorch pytorch: bool,
         switch("pytorch", "give tasks PyTorch's RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
             "leave RANK and LOCAL_RANK out, which tasks in PyTorch images have")
@@ -310,6 +313,7 @@ mod tests {
             (Key::Writable, "2g"),
             (Key::RemapRoot, "true"),
             (Key::Entrypoint, "0"),
+            (Key::EntrypointLog, "yes"),
             (Key::Pytorch, "yes"),
             (Key::Script, "no"),
             (Key::Stage, "always"),

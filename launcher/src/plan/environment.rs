@@ -107,11 +107,12 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         let why: Cow<'static, str> = origin.name_of(Key::Env).into();
         match option {
             EnvOption::Set(name, value) => drop(chosen.insert(name.clone(), (value.clone(), why))),
-            EnvOption::FromHost(name) => match host.iter().find(|(known, _)| known == name) {
-                Some((_, value)) => drop(chosen.insert(name.clone(), (value.clone(), why))),
-                // The image's stays, as under pyxis.
-                None => {}
-            },
+            EnvOption::FromHost(name) => {
+                // Unset there: the image's stays.
+                if let Some((_, value)) = host.iter().find(|(known, _)| known == name) {
+                    chosen.insert(name.clone(), (value.clone(), why));
+                }
+            }
         }
     }
     // Last: who sets LD_LIBRARY_PATH means the image's libraries, and not to be without the node's.
@@ -126,6 +127,15 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
             && !directories.is_empty()
         {
             chosen.insert(name.into(), (longer, "the node's libraries before the image's".into()));
+        }
+    }
+    // It has seen all of the above.
+    for (name, value) in &facts.entrypoint_changes {
+        match value {
+            Some(value) => {
+                drop(chosen.insert(name.clone(), (value.clone(), "the image's entrypoint".into())))
+            }
+            None => drop(chosen.remove(name)),
         }
     }
     chosen.into_iter().map(|(name, (value, why))| Variable { name, value, why }).collect()

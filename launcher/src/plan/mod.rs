@@ -66,6 +66,8 @@ pub struct Facts {
     pub image_environment: Vec<(OsString, OsString)>,
     /// The image's entrypoint, where programs are started through it.
     pub entrypoint: Vec<OsString>,
+    /// What an entrypoint that has run for all tasks has set, or unset.
+    pub entrypoint_changes: Vec<(OsString, Option<OsString>)>,
     /// Variables to set or to take from the host: the site's, then the user's.
     pub environment: Vec<(EnvOption, Origin)>,
     /// Where programs start.
@@ -103,6 +105,8 @@ pub struct Program {
     pub command: Explained<Vec<OsString>>,
     /// Whether Slurm itself started this process, which becomes the program.
     pub is_task: bool,
+    /// Descriptors that it inherits beside the standard streams and Slurm's.
+    pub kept: Vec<i32>,
 }
 
 impl Program {
@@ -115,7 +119,7 @@ impl Program {
     ) -> Program {
         let environment = environment::decide(options, facts, host_environment);
         let workdir = Explained { value: facts.workdir.clone(), why: facts.workdir_why.clone() };
-        Program { environment, workdir, command, is_task: options.step.is_some() }
+        Program { environment, workdir, command, is_task: options.step.is_some(), kept: Vec::new() }
     }
 }
 
@@ -166,6 +170,7 @@ impl Plan {
         let facts = Facts {
             image_environment: metadata.environment.clone(),
             entrypoint: if options.settings.entrypoint() { metadata.entrypoint.clone() } else { Vec::new() },
+            entrypoint_changes: Vec::new(),
             environment: options.environment.clone(),
             workdir: workdir.value,
             workdir_why: workdir.why,

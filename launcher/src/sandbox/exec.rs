@@ -77,7 +77,7 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     sys::close_on_exec_from(3).map_err(|error| Failure::caused_by("cannot close descriptors", error))?;
     // A variable can name anything.
     let pmi = pmi.filter(|fd| *fd > 2 && sys::is_pmi_socket(*fd, program.is_task));
-    pmi.into_iter().for_each(sys::keep_through_exec);
+    pmi.into_iter().chain(program.kept.iter().copied()).for_each(sys::keep_through_exec);
     raised_limits::restore();
     nix::sys::prctl::set_no_new_privs()
         .map_err(|errno| Failure::new(format!("cannot set no_new_privs: {}", cause(&errno.into()))))?;

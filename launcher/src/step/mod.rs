@@ -7,6 +7,7 @@
 //! Whatever goes wrong ends the task; one task of the step on each node tells the user.
 
 mod channel;
+pub mod entrypoint;
 mod join;
 mod step_reporter;
 
@@ -170,7 +171,9 @@ fn enter(
                     Err(failure) => note(handover, &failure.to_string()),
                 }
             }
-            let (namespaces, plan) = build(handover, channel, &options, helper, *user_namespace, accounts)?;
+            let (namespaces, mut plan) =
+                build(handover, channel, &options, helper, *user_namespace, accounts)?;
+            entrypoint::run_once(&options, &mut plan.facts, environment, |text| note(handover, text))?;
             channel.log_ready(&format!("{}: {}", log_name(&options.image, &plan.facts), trace::phases()));
             // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
             // have a step for every core of a node.
