@@ -20,6 +20,7 @@ pub mod image_policy;
 pub mod image_store;
 pub mod importer;
 pub mod limits;
+pub mod mount_flags;
 pub mod options;
 pub mod pairs;
 pub mod pattern;

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use crate::request::{Container, NONE};
+use crate::settings::Key;
 use crate::{Failure, Request, Settings, Variables};
 
 /// What was typed.
@@ -69,10 +70,15 @@ pub fn merge(
     let settings_below = |lookup: &mut dyn ImageLookup| {
         // Before they meet the job's, whose paths are absolute.
         let own = typed.settings.clone().absolute(&lookup.directory()?);
+        own.check_for_step(|key| format!("--{}", key.spec().option()))?;
         Ok(match &inherited {
             Some(Request::Container(container)) => own.within(container.settings.clone()),
             Some(_) => own,
-            None => own.or(variables.settings()?.absolute(&lookup.directory()?)),
+            None => {
+                let below = variables.settings()?.absolute(&lookup.directory()?);
+                below.check_for_step(Key::variable)?;
+                own.or(below)
+            }
         })
     };
     match (image, &inherited) {
@@ -105,7 +111,6 @@ pub fn merge(
 mod tests {
     use super::*;
     use crate::request::ImageSource;
-    use crate::settings::Key;
 
     struct Here;
 
@@ -221,6 +226,10 @@ mod tests {
         assert_eq!(merge(typed(None, &[]), None, &variables(&bad), &mut Here), Ok(None));
         let failure = merge(typed(Some("a"), &[]), None, &variables(&bad), &mut Here).unwrap_err();
         assert_eq!(failure.message, "MIZZEN_CONTAINER_WRITABLE: \"x\" is not a size");
+        let pid = merge(typed(Some("a"), &[(Key::Unshare, "pid")]), None, &Variables::NONE, &mut Here);
+        let message =
+            "--container-unshare: pid is not for the tasks of a step: Slurm knows them by their process ids";
+        assert_eq!(pid.unwrap_err().message, message);
         let alone = merge(typed(None, &[(Key::MountHome, "no")]), None, &Variables::NONE, &mut Here);
         assert_eq!(alone.unwrap_err().message, "--container-mount-home: without a container");
         let missing = merge(typed(Some("missing"), &[]), None, &Variables::NONE, &mut Here);

@@ -175,9 +175,6 @@ pub struct ContainerArgs {
     /// Take nothing from the host's environment but what describes the user and the job
     #[arg(long)]
     clean_env: bool,
-    /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
-    #[arg(long, value_name = "NAMES")]
-    unshare: Option<String>,
     /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content
     image: PathBuf,
     /// The program and its arguments
@@ -205,10 +202,9 @@ impl ContainerArgs {
                  --entrypoint gives them to the image's entrypoint",
             ));
         }
-        let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
         let image = find_image::to_run(&self.image, &config)?;
         let options = RunOptions::new(image, self.command, settings, config, Origin::Option)?;
-        Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
+        Ok(RunOptions { clean_env: self.clean_env, ..options })
     }
 }
 
@@ -265,6 +261,7 @@ impl Args for SettingArgs {
                     let name = match key {
                         Key::Env => name.trim_end_matches(",..."),
                         Key::Stage => name.trim_end_matches("|bcast"),
+                        Key::Unshare => "pid,net,ipc,uts",
                         _ => name,
                     };
                     option.action(action).value_name(name).value_parser(value_parser!(OsString))

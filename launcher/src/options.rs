@@ -14,6 +14,7 @@ use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
 use mizzen_core::request::ImageSource;
+pub use mizzen_core::settings::Unshare;
 use mizzen_core::settings::{Fabric, Key, Mpi, Settings, Verbosity};
 use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -138,6 +139,9 @@ impl RunOptions {
         let mounts = with_origins(site.mounts.take(), user.mounts.take(), origin);
         let environment = with_origins(site.environment.take(), user.environment.take(), origin);
         let devices = with_origins(site.devices.take(), user.devices.take(), origin);
+        if origin == Origin::StepOption {
+            user.check_for_step(|key| origin.name_of(key))?;
+        }
         let settings = user.or(site);
         if settings.verbose() == Verbosity::Debug {
             trace::enable_debug(config.log_format);
@@ -150,6 +154,7 @@ impl RunOptions {
             devices,
             host_mpi,
             staging: StagingOptions::new(settings.stage(), &config)?,
+            unshare: settings.unshare(),
             settings,
             leave_out_hooks: config.cdi_leave_out_hooks,
             fabric: config.fabric,
@@ -164,19 +169,6 @@ impl RunOptions {
 fn with_origins<T>(site: Option<Vec<T>>, user: Option<Vec<T>>, origin: Origin) -> Vec<(T, Origin)> {
     let site = site.into_iter().flatten().map(|value| (value, Origin::Site));
     site.chain(user.into_iter().flatten().map(|value| (value, origin))).collect()
-}
-
-/// Namespaces beside the user and mount namespace, which a container always has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unshare {
-    /// Process ids.
-    pub pid: bool,
-    /// System V IPC and POSIX message queues.
-    pub ipc: bool,
-    /// Network: nothing but a loopback of its own.
-    pub net: bool,
-    /// Host name.
-    pub uts: bool,
 }
 
 /// The kernel takes no larger environment.
@@ -232,24 +224,6 @@ fn read_in_time(path: &Path, limit: usize, patience: Duration) -> io::Result<Vec
     }
 }
 
-/// Parses the names in `--unshare pid,ipc,net,uts`.
-pub fn parse_unshare(text: &str) -> Result<Unshare, Failure> {
-    let mut unshare = Unshare::default();
-    for name in text.split(',') {
-        match name {
-            "pid" => unshare.pid = true,
-            "ipc" => unshare.ipc = true,
-            "net" => unshare.net = true,
-            "uts" => unshare.uts = true,
-            _ => {
-                return Err(Failure::new(format!("--unshare: no namespace \"{}\"", quote(name.as_bytes())))
-                    .hint("there are pid, ipc, net and uts; user and mount are always the container's own"));
-            }
-        }
-    }
-    Ok(unshare)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,11 +241,5 @@ mod tests {
         assert_eq!(read(&pipe, 9), Err("a pipe whose writer has not ended after 0 s".to_owned()));
         drop(writer);
         assert_eq!(read(&pipe, 9), Ok(Vec::new()));
-    }
-
-    #[test]
-    fn namespaces_are_parsed() {
-        assert_eq!(parse_unshare("pid,net"), Ok(Unshare { pid: true, net: true, ..Unshare::default() }));
-        assert!(parse_unshare("pid,").unwrap_err().message.contains("no namespace \"\""));
     }
 }

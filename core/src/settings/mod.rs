@@ -9,7 +9,7 @@ mod values;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Value, Verbosity, Writable};
+pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Unshare, Value, Verbosity, Writable};
 
 use crate::Failure;
 use crate::device::DeviceName;
@@ -212,6 +212,10 @@ settings! {
         value("hostname", "NAME", "have this host name in the container").run("hostname")
             .more("All tasks of the step see it, on every node of the step. Slurm's own names for the node are in SLURMD_NODENAME \
                    and SLURM_JOB_NODELIST.");
+    Unshare unshare: Unshare = Unshare::default(),
+        value("unshare", "net,ipc,uts", "have namespaces of the container's own: network, IPC, host name").run("unshare")
+            .more("All tasks of the step on a node share them. With net there is a loopback and nothing else; with ipc, /dev/shm and \
+                   /dev/mqueue are the container's own. `mizzen run` also has pid.");
     MountHome mount_home: bool = true,
         switch("mount-home", "have the home directory in the container", "leave the home directory out")
             .run("home").toml("mount_home");
@@ -275,6 +279,16 @@ impl Key {
 }
 
 impl Settings {
+    /// Refuses what a step of a job cannot have; `name` tells how a message is to call a setting.
+    pub fn check_for_step(&self, name: impl FnOnce(Key) -> String) -> Result<(), Failure> {
+        if !self.unshare().pid {
+            return Ok(());
+        }
+        Err(Failure::new("pid is not for the tasks of a step: Slurm knows them by their process ids")
+            .hint("leave pid out, or run `srun mizzen run --unshare pid IMAGE PROGRAM`")
+            .about(name(Key::Unshare)))
+    }
+
     /// A setting with a relative path, and that path. Not the whole text: it goes into messages, and is the user's.
     pub fn relative(&self) -> Option<(Key, Vec<u8>)> {
         let absolute = self.clone().absolute(Path::new("/"));
@@ -309,6 +323,7 @@ mod tests {
             (Key::Env, "B,A=1"),
             (Key::Device, "v.com/c=0,v.com/c=1"),
             (Key::Workdir, "w"),
+            (Key::Unshare, "uts,net"),
             (Key::MountHome, "no"),
             (Key::Writable, "2g"),
             (Key::RemapRoot, "true"),
@@ -380,6 +395,9 @@ mod tests {
             (Key::Mpi, "mine", "\"mine\" is neither image nor host"),
             (Key::Gpu, "0,1", "\"0,1\" is not auto, all or none"),
             (Key::Verbose, "very", "\"very\" is not yes, no or debug"),
+            (Key::Unshare, "", "the list of namespaces is empty"),
+            (Key::Unshare, "net,user", "unknown namespace 'user'"),
+            (Key::Unshare, "net,", "unknown namespace ''"),
             (Key::Hostname, "-a", "\"-a\" is not a host name"),
             (Key::Hostname, "a b", "\"a b\" is not a host name"),
             (Key::Hostname, "", "\"\" is not a host name"),

@@ -16,6 +16,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::mount_flags::PropagationKind;
 use mizzen_core::options::EnvOption;
 use mizzen_core::settings::Key;
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,7 @@ use crate::options::{Origin, RunOptions, Unshare};
 
 pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable};
 pub use identity::Identity;
-pub use mount_options::asked_mounts;
+pub use mount_options::{Asked, asked_mounts};
 pub use mount_points::lies_in;
 pub use pytorch::Pytorch;
 pub use root::{Changes, Root};
@@ -92,6 +93,8 @@ pub struct Facts {
     pub hostname: Option<String>,
     /// What tells PyTorch's programs their place.
     pub pytorch: Pytorch,
+    /// Namespaces of its own beside user and mount.
+    pub unshare: Unshare,
 }
 
 /// A program, ready to be started inside.
@@ -152,7 +155,7 @@ impl Plan {
         metadata: &Metadata,
         host: &Host,
         host_libraries: HostLibraries,
-        asked: Vec<Mount>,
+        asked: Vec<Asked>,
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.settings.remap_root());
         let mut notes = host_libraries.notes.clone();
@@ -167,7 +170,10 @@ impl Plan {
         let commands = options.step.as_ref().and_then(|step| step.commands.clone()).filter(|_| mounted);
         let skeletons = mount_points::skeletons(&mounts, commands.is_some(), links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
+        let uts = options.unshare.uts || options.settings.hostname.is_some();
+        let unshare = Unshare { uts, ..options.unshare };
         let facts = Facts {
+            unshare,
             image_environment: metadata.environment.clone(),
             entrypoint: if options.settings.entrypoint() { metadata.entrypoint.clone() } else { Vec::new() },
             entrypoint_changes: Vec::new(),
@@ -192,11 +198,18 @@ impl Plan {
         for line in &metadata.not_understood {
             notes.push(format!("{line}: not understood; the variable that it sets is missing"));
         }
-        let uts = options.unshare.uts || facts.hostname.is_some();
-        let unshare = Unshare { uts, ..options.unshare };
         let findings = host_libraries.findings;
         let links = links.in_memory;
         Ok(Plan { identity, unshare, root, skeletons, mounts, links, facts, program, findings, notes })
+    }
+}
+
+impl Plan {
+    /// Whether something that the node mounts later is to appear inside.
+    pub fn follows_host(&self) -> bool {
+        let slave =
+            |mount: &Mount| mount.flags.propagation.map(|found| found.kind) == Some(PropagationKind::Slave);
+        self.mounts.iter().any(slave)
     }
 }
 

@@ -5,9 +5,10 @@ use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
-use mizzen_core::options::MountFlags;
+use mizzen_core::options::{MountFlags, Tmpfs};
 use mizzen_core::settings::{Hostname, Writable};
 
+use super::mount_options::Asked;
 use super::{Identity, identity, links, mount_points};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
@@ -19,6 +20,8 @@ use crate::slurm;
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
 const HOSTS: &str = "/etc/hosts";
+/// No container works without these.
+const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
 const IMAGE_OWNED: [&str; 11] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];
@@ -30,7 +33,7 @@ pub struct Others<'a> {
     /// What comes from the node.
     pub host_libraries: &'a HostLibraries,
     /// What options ask for.
-    pub asked: Vec<Mount>,
+    pub asked: Vec<Asked>,
 }
 
 /// All mounts, parents first; of two on the same place the later one.
@@ -48,6 +51,9 @@ pub fn decide(
         devices.extend(others.host_libraries.devices.iter().cloned());
     }
     split_devices(&mut wanted);
+    if options.unshare.ipc {
+        own_shared_memory(&mut wanted);
+    }
     let there = |directory: &Path, wanted: &[Mount]| {
         let same =
             |mount: &Mount| matches!(&mount.kind, MountKind::Bind { source, .. } if *source == mount.target);
@@ -62,10 +68,36 @@ pub fn decide(
         wanted.push(Mount { kind, target, flags, origin: None, why });
     }
     wanted.extend(others.host_libraries.mounts.iter().cloned());
-    wanted.extend(others.asked);
+    for asked in others.asked {
+        match asked {
+            Asked::Mount(mount) => wanted.push(mount),
+            Asked::Unmount { target, why } => leave_out(&mut wanted, &target, &why, notes)?,
+            Asked::LeftOut(note) => notes.push(note),
+        }
+    }
     wanted.extend(empty_home(host, tree, &wanted));
     links::follow(&mut wanted, notes);
     mount_points::find(wanted, tree, notes)
+}
+
+/// Takes out what would be mounted at or below a place.
+fn leave_out(
+    wanted: &mut Vec<Mount>,
+    target: &Path,
+    why: &str,
+    notes: &mut Vec<String>,
+) -> Result<(), Failure> {
+    let shown = mount_points::shown(target);
+    if KERNELS.iter().any(|kernel| target == Path::new(kernel)) {
+        return Err(Failure::new(format!("{why}: umount:{shown}: /proc, /sys and /dev are mizzen's own"))
+            .hint("what is mounted below /dev can be left out, as umount:/dev/shm"));
+    }
+    let before = wanted.len();
+    wanted.retain(|mount| !mount.target.starts_with(target));
+    if wanted.len() == before {
+        notes.push(format!("{why}: umount:{shown}: nothing is mounted there"));
+    }
+    Ok(())
 }
 
 /// Directories below /dev are mounts of their own, not device nodes: what is in them is the host's.
@@ -82,6 +114,17 @@ fn split_devices(wanted: &mut Vec<Mount>) {
         origin: None,
         why: why.clone(),
     }));
+}
+
+/// Shared memory and message queues that nobody outside the container sees, in place of the host's.
+fn own_shared_memory(wanted: &mut Vec<Mount>) {
+    let own = [("/dev/shm", MountKind::Tmpfs(Tmpfs::default())), ("/dev/mqueue", MountKind::MessageQueues)];
+    for (target, kind) in own {
+        let target = PathBuf::from(target);
+        wanted.retain(|mount| mount.target != target);
+        let why = "default: an IPC namespace of its own".to_owned();
+        wanted.push(Mount { kind, target, flags: MountFlags::default(), origin: None, why });
+    }
 }
 
 /// What every container has, unless an option says otherwise.
@@ -186,7 +229,7 @@ fn empty_home(host: &Host, tree: &dyn Tree, mounts: &[Mount]) -> Option<Mount> {
         return None;
     }
     let why = "default: an empty home directory".to_owned();
-    let (kind, flags) = (MountKind::Tmpfs(None), MountFlags::default());
+    let (kind, flags) = (MountKind::Tmpfs(Tmpfs::default()), MountFlags::default());
     Some(Mount { kind, target: home, flags, origin: None, why })
 }
 
@@ -345,15 +388,48 @@ mod tests {
     fn bad_mounts_name_who_wants_them() {
         let (_scratch, tree) = image();
         for (text, origin, message) in [
-            ("/no/such:/mnt", Origin::Option, "--mount: /no/such: "),
-            ("/no/such:/mnt", Origin::StepOption, "--container-mounts: /no/such: "),
-            ("/no/such:/mnt", Origin::Site, "mizzen.toml: mounts: /no/such: "),
+            ("/no/such:/mnt", Origin::Option, "--mount: source path does not exist: /no/such"),
+            ("/no/such:/mnt", Origin::StepOption, "--container-mounts: source path does not exist: /no/such"),
+            ("/no/such:/mnt", Origin::Site, "mizzen.toml: mounts: source path does not exist: /no/such"),
+            (
+                "/etc:/mnt:x-create=file",
+                Origin::Option,
+                "--mount: /etc: x-create=file, but it is a directory",
+            ),
+            ("umount:/proc", Origin::Option, "--mount: umount:/proc: /proc, /sys and /dev are mizzen's own"),
             ("/etc:/mnt:squashfs", Origin::Option, "--mount: /etc: not a file"),
         ] {
             let failure = decided(&with_mounts(&[(text, origin)]), &Host::for_tests(), &tree).unwrap_err();
             assert!(failure.message.starts_with(message), "{failure:?}");
             assert!(failure.hint.is_some(), "{failure:?}");
         }
+    }
+
+    #[test]
+    fn what_is_unmounted_is_not_there_and_what_fails_may_be_left_out() {
+        let (_scratch, tree) = image();
+        let mut notes = Vec::new();
+        let mut targets_of = |text: &str| {
+            let options = with_mounts(&[(text, Origin::Option)]);
+            let asked = mount_options::asked_mounts(&options, &Host::for_tests()).unwrap();
+            let others = Others { mpi: &[], host_libraries: &HostLibraries::default(), asked };
+            let identity = Identity::new(&Host::for_tests(), false);
+            let mounts = decide(&options, &tree, &Host::for_tests(), &identity, others, &mut notes).unwrap();
+            mounts.into_iter().map(|mount| mount.target).collect::<Vec<_>>()
+        };
+        let tmp = PathBuf::from("/tmp");
+        assert!(targets_of("/etc:/mnt:ro").contains(&tmp));
+        assert!(!targets_of("umount:/tmp").contains(&tmp));
+        assert!(targets_of("umount:/tmp,tmpfs:/tmp").contains(&tmp), "in this order");
+        assert!(!targets_of("/etc:/mnt,umount:/mnt").contains(&"/mnt".into()));
+        assert!(!targets_of("/no/such:/mnt:nofail,umount:/opt").contains(&"/mnt".into()));
+        assert_eq!(
+            notes,
+            [
+                "--mount: source path does not exist: /no/such; it is left out (nofail)",
+                "--mount: umount:/opt: nothing is mounted there"
+            ]
+        );
     }
 
     #[test]

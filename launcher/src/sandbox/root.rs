@@ -16,7 +16,9 @@ use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::Mountable;
-use super::mounts::{bind, in_container, make_mount_point, open_entry, open_in_root, proc_path, restrict};
+use super::mounts::{
+    bind, in_container, make_mount_point, open_entry, open_in_root, proc_path, propagate, restrict,
+};
 use super::namespaces::MOUNTS_REFUSED;
 use super::processes::own_mount_name;
 use crate::mount::{Link, Shape};
@@ -130,7 +132,11 @@ fn mount_image(source: Source, directory: Option<OwnedFd>, place: &Path) -> Resu
         (Source::Directory(_), None) => {}
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
-    restrict(open_directory(place)?.as_fd(), place, flags)
+    let mounted = open_directory(place)?;
+    restrict(mounted.as_fd(), place, flags)?;
+    // Also in a container that follows the host elsewhere.
+    propagate(mounted.as_fd(), MsFlags::MS_PRIVATE | MsFlags::MS_REC)
+        .map_err(|errno| Failure::caused_by("cannot make the image's mounts private", errno))
 }
 
 /// Moves to a root directory of our own, a tmpfs with the host's root below it. Were the root put together on a

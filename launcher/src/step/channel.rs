@@ -18,7 +18,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use nix::unistd::{Pid, getppid};
 
 use crate::plan::Facts;
-use crate::sandbox::Namespaces;
+use crate::sandbox::{Namespaces, count_others};
 use crate::sys;
 use crate::trace::OrDebug;
 
@@ -82,7 +82,7 @@ impl TaskChannel {
             .map_err(|error| failed("write down what the other tasks need", error))?;
         let mut fds =
             vec![namespaces.user.as_raw_fd(), namespaces.mounts.as_raw_fd(), facts_file.as_raw_fd()];
-        fds.extend(namespaces.uts.as_ref().map(AsRawFd::as_raw_fd));
+        fds.extend(namespaces.others.iter().map(AsRawFd::as_raw_fd));
         // Nobody needs it; in the message it stays open until all tasks have entered.
         fds.extend(namespaces.changes_guard.as_ref().map(AsRawFd::as_raw_fd));
         self.send_message(&Outcome::Ready, &fds).map_err(|errno| failed("tell the other tasks", errno.into()))
@@ -166,8 +166,11 @@ fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
     let facts = facts_file.read_exact_at(&mut text, 0).and_then(|()| Ok(serde_json::from_slice(&text)?));
     let facts: Facts = facts
         .map_err(|error| Failure::new(format!("cannot read what the first task says: {}", cause(&error))))?;
-    let uts = facts.hostname.as_ref().map(|_| fds.next().ok_or_else(incomplete)).transpose()?;
-    Ok((Namespaces { user, mounts, uts, changes_guard: None }, facts))
+    let others: Vec<OwnedFd> = fds.by_ref().take(count_others(&facts.unshare)).collect();
+    if others.len() < count_others(&facts.unshare) {
+        return Err(incomplete());
+    }
+    Ok((Namespaces { user, mounts, others, changes_guard: None }, facts))
 }
 
 /// Whether the process with this number lives and has the same parent, slurmstepd. Any other process that has the
