@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mizzen_core::config::{ImagePolicy, ImportWhen, Source};
+use mizzen_core::config::{Compatible, ImagePolicy, ImportWhen, Source};
 use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
@@ -49,6 +49,8 @@ pub struct RunOptions {
     pub clean_env: bool,
     /// Further namespaces of the container's own.
     pub unshare: Unshare,
+    /// Whose defaults hold.
+    pub compatible: Compatible,
     /// Hooks of CDI specifications that are left out.
     pub leave_out_hooks: Vec<String>,
     /// Whose libraries for the node's fabric it has.
@@ -131,6 +133,11 @@ impl RunOptions {
         origin: Origin,
     ) -> Result<RunOptions, Failure> {
         let mut site = config.settings.clone();
+        // Scripts that were written for pyxis are jobs. What the site says itself holds.
+        let compatible = if origin == Origin::StepOption { config.compatible } else { Compatible::Mizzen };
+        if compatible == Compatible::Pyxis {
+            site.mount_home.get_or_insert(false);
+        }
         let host_mpi = match (user.mpi, site.mpi) {
             (Some(Mpi::Host), _) => Some(origin),
             (None, Some(Mpi::Host)) => Some(Origin::Site),
@@ -156,6 +163,7 @@ impl RunOptions {
             staging: StagingOptions::new(settings.stage(), &config)?,
             unshare: settings.unshare(),
             settings,
+            compatible,
             leave_out_hooks: config.cdi_leave_out_hooks,
             fabric: config.fabric,
             policy: config.policy,
@@ -241,5 +249,20 @@ mod tests {
         assert_eq!(read(&pipe, 9), Err("a pipe whose writer has not ended after 0 s".to_owned()));
         drop(writer);
         assert_eq!(read(&pipe, 9), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn jobs_can_have_the_defaults_of_pyxis() {
+        let home = |user: Settings, site: Settings, origin| {
+            let config = Config { settings: site, compatible: Compatible::Pyxis, ..Config::default() };
+            let options = RunOptions::new(ImageSource::default(), Vec::new(), user, config, origin).unwrap();
+            (options.settings.mount_home(), options.compatible)
+        };
+        let with = |mount_home| Settings { mount_home, ..Settings::default() };
+        let none = Settings::default;
+        assert_eq!(home(none(), none(), Origin::StepOption), (false, Compatible::Pyxis));
+        assert_eq!(home(none(), none(), Origin::Option), (true, Compatible::Mizzen));
+        assert_eq!(home(with(Some(true)), none(), Origin::StepOption), (true, Compatible::Pyxis));
+        assert_eq!(home(none(), with(Some(true)), Origin::StepOption), (true, Compatible::Pyxis));
     }
 }

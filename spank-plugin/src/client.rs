@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use mizzen_core::failure::{quote, quote_reference};
-use mizzen_core::find_image::ImageFinder;
+use mizzen_core::find_image::{BareNames, ImageFinder};
 use mizzen_core::precedence::{self, ImageLookup, ImageOption, TypedOptions};
 use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE, WANTED};
 use mizzen_core::settings::TomlForm;
@@ -210,6 +210,7 @@ impl ImageLookup for Client {
             directory: &self.directory()?,
             config: &config,
             policy: &config.policy,
+            bare_names: BareNames::of_jobs(&config),
             import: config.import,
             importer: &mut ClientImporter { image_store: &config.image_store },
         };

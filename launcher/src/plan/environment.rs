@@ -99,6 +99,9 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         let why = if facts.reference.is_some() { "the image's manifest" } else { "the image's content" };
         chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), why.into()));
     }
+    if let Some(home) = &facts.home {
+        chosen.insert("HOME".into(), (home.into(), "root's inside".into()));
+    }
     for (name, value) in pytorch::variables(facts.pytorch, host) {
         chosen.insert(name.into(), (value, "the task's place, for PyTorch".into()));
     }

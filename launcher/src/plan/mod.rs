@@ -16,6 +16,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::config::Compatible;
 use mizzen_core::mount_flags::PropagationKind;
 use mizzen_core::options::EnvOption;
 use mizzen_core::settings::Key;
@@ -49,6 +50,8 @@ pub struct Plan {
     pub mounts: Vec<Mount>,
     /// Symbolic links in file systems in memory, made when all is mounted.
     pub links: Vec<Link>,
+    /// Files in place of the image's in a writable root, where programs can replace them in turn: absolute inside.
+    pub files: Vec<(PathBuf, Vec<u8>)>,
     /// What the container's programs have in common.
     pub facts: Facts,
     /// The program.
@@ -95,6 +98,8 @@ pub struct Facts {
     pub pytorch: Pytorch,
     /// Namespaces of its own beside user and mount.
     pub unshare: Unshare,
+    /// Where HOME is, if not where it is on the host.
+    pub home: Option<PathBuf>,
 }
 
 /// A program, ready to be started inside.
@@ -163,8 +168,9 @@ impl Plan {
         notes.append(&mut mpi.notes);
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries, asked };
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
-        let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         let root = root::decide(&options.settings.writable(), host)?;
+        let (mounts, files) = mounts::split_files(mounts, &root);
+        let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         // Where the image keeps their place from being mounted, nothing that it has there is taken for them.
         let mounted = mounts.iter().any(|mount| matches!(mount.kind, MountKind::Commands(_)));
         let commands = options.step.as_ref().and_then(|step| step.commands.clone()).filter(|_| mounted);
@@ -192,6 +198,7 @@ impl Plan {
             reference: options.image.reference().map(ToString::to_string),
             hostname: options.settings.hostname.as_ref().map(|name| name.as_str().to_owned()),
             pytorch: pytorch::decide(options.settings.pytorch, &metadata.environment),
+            home: options.settings.remap_root().then(|| mounts::ROOT_HOME.into()),
         };
         let command = decide_command(options, &facts, tree, metadata, host);
         let program = Program::new(options, &facts, command, &host.environment);
@@ -200,7 +207,7 @@ impl Plan {
         }
         let findings = host_libraries.findings;
         let links = links.in_memory;
-        Ok(Plan { identity, unshare, root, skeletons, mounts, links, facts, program, findings, notes })
+        Ok(Plan { identity, unshare, root, skeletons, mounts, links, files, facts, program, findings, notes })
     }
 }
 
@@ -229,7 +236,8 @@ fn decide_workdir(
     if let Some(inside) = options.inside().filter(|inside| visible_inside(&inside.workdir, tree, mounts)) {
         return Explained { value: inside.workdir.clone(), why: "that of the calling program".to_owned() };
     }
-    if let Some(cwd) = host.cwd.as_ref().filter(|cwd| visible(cwd, tree, mounts)) {
+    let as_pyxis = options.compatible == Compatible::Pyxis;
+    if let Some(cwd) = host.cwd.as_ref().filter(|cwd| !as_pyxis && visible(cwd, tree, mounts)) {
         return Explained { value: cwd.clone(), why: "the current directory".to_owned() };
     }
     let chosen = match &metadata.workdir {
@@ -243,6 +251,7 @@ fn decide_workdir(
         Some(cwd) if cwd == Path::new("/") => {}
         // Who leaves the home out knows.
         Some(cwd) if left_out(cwd) => {}
+        Some(_) if as_pyxis => {}
         Some(cwd) => {
             let (cwd, chosen) = (cwd.display(), chosen.value.display());
             notes.push(format!("{cwd} is not in the container; the program starts in {chosen}"));

@@ -1,15 +1,17 @@
 //! Which mounts a container has.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::config::Compatible;
 use mizzen_core::failure::cause;
 use mizzen_core::options::{MountFlags, Tmpfs};
 use mizzen_core::settings::{Hostname, Writable};
 
 use super::mount_options::Asked;
-use super::{Identity, identity, links, mount_points};
+use super::{Identity, Root, identity, links, mount_points};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Tree, in_image, read_file, resolve};
@@ -20,6 +22,8 @@ use crate::slurm;
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
 const HOSTS: &str = "/etc/hosts";
+/// Root's home directory inside.
+pub const ROOT_HOME: &str = "/root";
 /// No container works without these.
 const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
@@ -75,9 +79,27 @@ pub fn decide(
             Asked::LeftOut(note) => notes.push(note),
         }
     }
-    wanted.extend(empty_home(host, tree, &wanted));
+    wanted.extend(empty_home(options, host, tree, &wanted));
     links::follow(&mut wanted, notes);
     mount_points::find(wanted, tree, notes)
+}
+
+/// The files of our own that go into a writable root itself: a program that adds a user makes a new file and gives it the name of
+/// the old one, which cannot be done to a mount.
+pub fn split_files(mounts: Vec<Mount>, root: &Root) -> (Vec<Mount>, Vec<(PathBuf, Vec<u8>)>) {
+    if *root == Root::ReadOnly {
+        return (mounts, Vec::new());
+    }
+    let places: BTreeSet<PathBuf> = mounts.iter().map(|mount| mount.target.clone()).collect();
+    let in_root = |target: &Path| !target.ancestors().skip(1).any(|outer| places.contains(outer));
+    let (mut kept, mut files) = (Vec::new(), Vec::new());
+    for mount in mounts {
+        match mount.kind {
+            MountKind::File(content) if in_root(&mount.target) => files.push((mount.target, content)),
+            kind => kept.push(Mount { kind, ..mount }),
+        }
+    }
+    (kept, files)
 }
 
 /// Takes out what would be mounted at or below a place.
@@ -197,13 +219,18 @@ fn defaults(
     let home = host.home.as_deref().filter(|home| options.settings.mount_home() && !image_owned(home));
     if let Some(home) = home {
         mounts.push(Mount { why: "default: the home directory".to_owned(), ..bind(home, Shape::Directory) });
+        let root_home = Path::new(ROOT_HOME);
+        if options.settings.remap_root() && home != root_home {
+            let why = "default: the home directory, of root inside".to_owned();
+            mounts.push(Mount { why, target: root_home.to_owned(), ..bind(home, Shape::Directory) });
+        }
     }
     let temporary = host.environment.iter().find(|(name, _)| name == "TMPDIR");
     let temporary = temporary.map(|(_, value)| PathBuf::from(value));
     let temporary = temporary.filter(|path| path.is_absolute() && path.is_dir());
     let temporary = temporary.filter(|_| changes_apart);
-    for (directory, why) in
-        [(temporary.as_ref(), "default: TMPDIR"), (host.cwd.as_ref(), "default: the current directory")]
+    let cwd = host.cwd.as_ref().filter(|_| options.compatible != Compatible::Pyxis);
+    for (directory, why) in [(temporary.as_ref(), "default: TMPDIR"), (cwd, "default: the current directory")]
     {
         let Some(directory) = directory else { continue };
         let covered = mounts.iter().any(|other| directory.starts_with(&other.target));
@@ -219,9 +246,9 @@ fn defaults(
 }
 
 /// HOME is always a directory that programs can write to, if only an empty one.
-fn empty_home(host: &Host, tree: &dyn Tree, mounts: &[Mount]) -> Option<Mount> {
-    let home =
-        host.environment.iter().find(|(name, _)| name == "HOME").map(|(_, home)| PathBuf::from(home))?;
+fn empty_home(options: &RunOptions, host: &Host, tree: &dyn Tree, mounts: &[Mount]) -> Option<Mount> {
+    let outside = || host.environment.iter().find(|(name, _)| name == "HOME").map(|(_, home)| home.into());
+    let home: PathBuf = if options.settings.remap_root() { ROOT_HOME.into() } else { outside()? };
     let plain = home.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
     let there = mounts.iter().any(|mount| home.starts_with(&mount.target))
         || resolve(tree, &home).is_ok_and(|found| found.entry.is_some());
@@ -279,7 +306,7 @@ pub fn image_owned(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mount_options;
+    use super::super::{Changes, mount_options};
     use super::*;
     use crate::image::DirectoryTree;
     use crate::image::testing::Scratch;
@@ -350,6 +377,12 @@ mod tests {
         };
         // The current directory is in the home.
         assert_eq!(own(&host, Settings::default()), ["default: the home directory"]);
+        // "home (or /root when remapped)"
+        let remapped = with(Settings { remap_root: Some(true), ..Settings::default() });
+        let (_image, tree) = image();
+        let mounts = decided(&remapped, &host, &tree).unwrap();
+        let root_home = mounts.iter().find(|mount| mount.target == Path::new(ROOT_HOME)).unwrap();
+        assert_eq!(root_home.why, "default: the home directory, of root inside");
         let without = own(&host, Settings { mount_home: Some(false), ..Settings::default() });
         assert_eq!(without, Vec::<String>::new(), "neither the home nor what is below it");
     }
@@ -430,6 +463,22 @@ mod tests {
                 "--mount: umount:/opt: nothing is mounted there"
             ]
         );
+    }
+
+    #[test]
+    fn files_of_ours_are_in_a_writable_root_itself() {
+        let (_scratch, tree) = image();
+        let mounts = decided(&RunOptions::default(), &Host::for_tests(), &tree).unwrap();
+        let count = mounts.len();
+        assert_eq!(split_files(mounts.clone(), &Root::ReadOnly).1, []);
+        let (kept, files) =
+            split_files(mounts, &Root::Writable(Changes::InMemory { limit: "1m".to_owned() }));
+        let names: Vec<&Path> = files.iter().map(|(path, _)| path.as_path()).collect();
+        assert_eq!(names, ["/etc/group", "/etc/passwd"].map(Path::new));
+        assert_eq!(kept.len(), count - 2);
+        let covered =
+            decided(&with_mounts(&[("/etc:/etc", Origin::Option)]), &Host::for_tests(), &tree).unwrap();
+        assert_eq!(split_files(covered, &Root::Writable(Changes::InMemory { limit: "1m".to_owned() })).1, []);
     }
 
     #[test]

@@ -41,6 +41,13 @@ impl Plan {
         for link in added.filter(|link| link.needed).chain(&self.links) {
             line("link", &format!("{} to {}", path(&link.path), path(&link.target)), "CDI");
         }
+        for (file, content) in &self.files {
+            line(
+                "file",
+                &format!("{} of {} bytes", path(file), content.len()),
+                "default, in the writable root",
+            );
+        }
         for mount in &self.mounts {
             line("mount", &format!("{} {}", path(&mount.target), what(mount)), &mount.why);
         }
@@ -75,6 +82,9 @@ impl Plan {
             })).collect::<Vec<_>>(),
             "links": self.skeletons.iter().flat_map(|skeleton| &skeleton.links).chain(&self.links).map(|link| json!({
                 "path": path(&link.path), "target": path(&link.target),
+            })).collect::<Vec<_>>(),
+            "files": self.files.iter().map(|(file, content)| json!({
+                "path": path(file), "size": content.len(),
             })).collect::<Vec<_>>(),
             "mounts": self.mounts.iter().map(|mount| json!({
                 "target": path(&mount.target), "what": what(mount), "why": mount.why,

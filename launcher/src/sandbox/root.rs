@@ -213,7 +213,18 @@ fn add_mount_points(plan: &Plan, root: &Path) -> Result<(), Failure> {
         let relative = path.strip_prefix("/").unwrap_or(path);
         make_link(root.as_fd(), relative, target).map_err(|e| in_container(path, e))?;
     }
+    for (path, content) in &plan.files {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        make_file(root.as_fd(), relative, content)
+            .map_err(|error| Failure::caused_by(format!("{} in the container", path.display()), error))?;
+    }
     Ok(())
+}
+
+/// Makes a file below a directory of ours, with the directories on the way.
+fn make_file(directory: BorrowedFd, relative: &Path, content: &[u8]) -> io::Result<()> {
+    make_mount_point(directory, relative, Shape::File)?;
+    fs::write(proc_path(open_in_root(directory, relative)?.as_fd()), content)
 }
 
 /// Makes a symbolic link below a directory of ours, with the directories on the way.
