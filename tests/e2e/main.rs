@@ -31,6 +31,7 @@ mod lifetime;
 mod mpi;
 mod other_users;
 mod own_hostname;
+mod pyxis;
 mod registry_images;
 mod registry_requests;
 mod releases;

@@ -9,6 +9,7 @@ use std::path::Path;
 use mizzen_core::options::EnvOption;
 use mizzen_core::settings::Key;
 
+use super::mounts::ROOT_HOME;
 use super::{Facts, pytorch};
 use crate::options::RunOptions;
 use crate::slurm;
@@ -99,8 +100,8 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         let why = if facts.reference.is_some() { "the image's manifest" } else { "the image's content" };
         chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), why.into()));
     }
-    if let Some(home) = &facts.home {
-        chosen.insert("HOME".into(), (home.into(), "root's inside".into()));
+    if facts.remapped {
+        chosen.insert("HOME".into(), (ROOT_HOME.into(), "root's inside".into()));
     }
     for (name, value) in pytorch::variables(facts.pytorch, host) {
         chosen.insert(name.into(), (value, "the task's place, for PyTorch".into()));

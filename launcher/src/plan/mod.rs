@@ -98,8 +98,8 @@ pub struct Facts {
     pub pytorch: Pytorch,
     /// Namespaces of its own beside user and mount.
     pub unshare: Unshare,
-    /// Where HOME is, if not where it is on the host.
-    pub home: Option<PathBuf>,
+    /// Whether the user is called root.
+    pub remapped: bool,
 }
 
 /// A program, ready to be started inside.
@@ -115,6 +115,8 @@ pub struct Program {
     pub is_task: bool,
     /// Descriptors that it inherits beside the standard streams and Slurm's.
     pub kept: Vec<i32>,
+    /// Whether it is root by name, and what root's programs do to the owners of files appears to succeed.
+    pub fake_root: bool,
 }
 
 impl Program {
@@ -127,7 +129,8 @@ impl Program {
     ) -> Program {
         let environment = environment::decide(options, facts, host_environment);
         let workdir = Explained { value: facts.workdir.clone(), why: facts.workdir_why.clone() };
-        Program { environment, workdir, command, is_task: options.step.is_some(), kept: Vec::new() }
+        let (is_task, fake_root) = (options.step.is_some(), facts.remapped);
+        Program { environment, workdir, command, is_task, kept: Vec::new(), fake_root }
     }
 }
 
@@ -198,7 +201,7 @@ impl Plan {
             reference: options.image.reference().map(ToString::to_string),
             hostname: options.settings.hostname.as_ref().map(|name| name.as_str().to_owned()),
             pytorch: pytorch::decide(options.settings.pytorch, &metadata.environment),
-            home: options.settings.remap_root().then(|| mounts::ROOT_HOME.into()),
+            remapped: options.settings.remap_root(),
         };
         let command = decide_command(options, &facts, tree, metadata, host);
         let program = Program::new(options, &facts, command, &host.environment);

@@ -22,6 +22,8 @@ use crate::slurm;
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
 const HOSTS: &str = "/etc/hosts";
+/// A file that apt reads.
+const APT_SETTINGS: &str = "/etc/apt/apt.conf.d/99mizzen";
 /// Root's home directory inside.
 pub const ROOT_HOME: &str = "/root";
 /// No container works without these.
@@ -203,6 +205,14 @@ fn defaults(
             let why = "default: the image's, with the user added".to_owned();
             mounts.push(Mount { flags: read_only, why, ..default(MountKind::File(content), file) });
         }
+    }
+    // apt would fetch as a user of its own, and sees that it is not. In a read-only root nothing is installed.
+    let apt = Path::new(APT_SETTINGS);
+    let installs = options.settings.remap_root() && options.settings.writable() != Writable::No;
+    if installs && matches!(tree.entry(apt.parent().unwrap_or(apt)), Ok(Some(Entry::Directory))) {
+        let why = "default: apt works as root, who is the only user here".to_owned();
+        let content = b"APT::Sandbox::User \"root\";\n".to_vec();
+        mounts.push(Mount { flags: read_only, why, ..default(MountKind::File(content), apt) });
     }
     if options.step.as_ref().is_some_and(|step| step.commands.is_some()) {
         let launcher = std::env::current_exe().map_err(|error| {

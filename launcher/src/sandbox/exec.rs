@@ -20,6 +20,8 @@ use tracing::debug;
 use crate::image::architecture::{Architecture, host_architecture};
 use crate::plan::Program;
 use crate::sandbox::dangling::dangling_link;
+use crate::sandbox::fake_root;
+use crate::trace::OrDebug;
 use crate::{raised_limits, sys};
 
 /// As long as the watcher of a file server may take to tell the user.
@@ -81,6 +83,10 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     raised_limits::restore();
     nix::sys::prctl::set_no_new_privs()
         .map_err(|errno| Failure::new(format!("cannot set no_new_privs: {}", cause(&errno.into()))))?;
+    if program.fake_root {
+        // Without filters in the kernel, programs see what is refused.
+        fake_root::pretend().or_debug("system calls of root's are refused");
+    }
     Ok((argv, environment))
 }
 

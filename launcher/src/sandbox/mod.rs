@@ -7,6 +7,7 @@
 mod changes_guard;
 mod dangling;
 mod exec;
+mod fake_root;
 mod mounts;
 mod namespaces;
 mod pid1;
