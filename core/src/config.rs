@@ -85,6 +85,8 @@ keys! {
     log_format: LogFormat = LogFormat::Text;
     /// Types of file systems that count as network file systems beside those that are known.
     network_file_systems: Vec<String> = Vec::new();
+    /// Whose habits hold where mizzen's own are others on purpose.
+    compatible: Compatible = Compatible::Mizzen;
     /// How registries are reached.
     registries: Registries = Registries::new();
     /// Which images may be used.
@@ -93,6 +95,17 @@ keys! {
 
 fn read<T: DeserializeOwned>(value: Spanned<DeValue>) -> Result<T, toml::de::Error> {
     T::deserialize(ValueDeserializer::from(value))
+}
+
+/// Whose defaults hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compatible {
+    /// Ours: the home and the current directory are there, programs start in the latter, a bare name is a file's.
+    #[default]
+    Mizzen,
+    /// pyxis's: neither is there, programs start in the image's directory, a bare name is that of an image in a registry.
+    Pyxis,
 }
 
 /// How events are written.
@@ -311,6 +324,14 @@ mod tests {
         let ImagePolicy { registries, repositories, folders, owners, digests } = config.policy;
         assert!(registries.is_some() && repositories.is_some() && folders.is_some(), "{text}");
         assert!(owners.is_some() && digests.is_some(), "{text}");
+    }
+
+    #[test]
+    fn the_defaults_can_be_those_of_pyxis() {
+        assert_eq!(parse("compatible = \"pyxis\"").unwrap().compatible, Compatible::Pyxis);
+        let failure = parse("compatible = \"docker\"").unwrap_err();
+        let expected = ":1: compatible: unknown variant `docker`, expected `mizzen` or `pyxis`";
+        assert!(failure.message.contains(expected), "{failure}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use crate::config::{ImagePolicy, ImportWhen};
+use crate::config::{Compatible, ImagePolicy, ImportWhen};
 use crate::digest::split_pin;
 use crate::failure::{quote, quote_reference};
 use crate::image::{self, ImageFormat};
@@ -31,6 +31,25 @@ pub trait Importer {
     fn store(&self) -> Result<PathBuf, Failure>;
 }
 
+/// What a name means that is no path and has no scheme.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BareNames {
+    /// A file, here or in the site's folders.
+    File,
+    /// An image in a registry, as under pyxis.
+    Registry,
+}
+
+impl BareNames {
+    /// For the options of srun, sbatch and salloc.
+    pub fn of_jobs(config: &Config) -> BareNames {
+        match config.compatible {
+            Compatible::Mizzen => BareNames::File,
+            Compatible::Pyxis => BareNames::Registry,
+        }
+    }
+}
+
 /// Where images are looked for, and with whose help.
 pub struct ImageFinder<'a> {
     /// Where relative paths begin.
@@ -39,6 +58,8 @@ pub struct ImageFinder<'a> {
     pub config: &'a Config,
     /// The rules that hold for what the image is wanted for.
     pub policy: &'a ImagePolicy,
+    /// What a name means that is no path and has no scheme.
+    pub bare_names: BareNames,
     /// When images in registries are imported.
     pub import: ImportWhen,
     /// Who does that.
@@ -53,6 +74,14 @@ impl ImageFinder<'_> {
     /// Finds an image, sees that it is one, and that the site allows it.
     pub fn find(&mut self, value: &[u8]) -> Result<ImageSource, Failure> {
         check_path_text(value)?;
+        // "PATH if it begins with `.` or `/`", else in a registry.
+        let as_pyxis =
+            self.bare_names == BareNames::Registry && !value.starts_with(b".") && !value.starts_with(b"/");
+        if as_pyxis && scheme_of(value).is_none() {
+            let whole = [b"docker://", value].concat();
+            let reference = Reference::parse(&whole)?;
+            return self.find_in_registry(&reference).map_err(|failure| name(&reference, failure));
+        }
         if names_a_registry(value) {
             refuse_file_of_that_name(value, self.directory)?;
             let reference = Reference::parse(value)?;
@@ -292,6 +321,7 @@ mod tests {
             directory,
             config,
             policy: &config.policy,
+            bare_names: BareNames::of_jobs(config),
             import: config.import,
             importer: &mut importer,
         };
@@ -383,6 +413,25 @@ mod tests {
     }
 
     #[test]
+    fn under_pyxis_a_bare_name_is_in_a_registry() {
+        let config = Config { compatible: Compatible::Pyxis, ..Config::default() };
+        let here = env!("CARGO_MANIFEST_DIR");
+        for (name, asked) in [
+            ("ubuntu:24.04", "import docker://docker.io/library/ubuntu:24.04"),
+            ("nvcr.io#nvidia/pytorch:1", "import docker://nvcr.io/nvidia/pytorch:1"),
+            ("docker://ubuntu:24.04", "import docker://docker.io/library/ubuntu:24.04"),
+            // Whatever files there are.
+            ("src", "import docker://docker.io/library/src:latest"),
+        ] {
+            assert_eq!(find(name.as_bytes(), here, &config).1, [asked], "{name}");
+        }
+        let (found, asked) = find(b"./usr", "/", &config);
+        assert_eq!((found, asked), (Ok(ImageSource::file("/./usr")), Vec::new()));
+        let absolute = find(b"/usr", "/", &config);
+        assert_eq!(absolute, (Ok(ImageSource::file("/usr")), Vec::new()));
+    }
+
+    #[test]
     fn a_path_is_a_file_and_a_scheme_never() {
         let directory = std::env::temp_dir().join(format!("mizzen-find-{}", std::process::id()));
         std::fs::create_dir_all(directory.join("nvcr.io#nvidia/bin")).unwrap();
@@ -428,6 +477,7 @@ mod tests {
             directory,
             config: &config,
             policy: &config.policy,
+            bare_names: BareNames::of_jobs(&config),
             import: config.import,
             importer: &mut importer,
         };

@@ -23,6 +23,7 @@ pub mod image_policy;
 pub mod image_store;
 pub mod importer;
 pub mod limits;
+pub mod mount_flags;
 pub mod mountinfo;
 pub mod options;
 pub mod pairs;

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 use crate::failure::{quote, quote_reference};
+use crate::mount_flags::{Create, FlagWords};
+pub use crate::mount_flags::{MountFlags, Tmpfs};
 
 /// One `--mount`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +21,10 @@ pub struct MountOption {
     pub target: PathBuf,
     /// How.
     pub flags: MountFlags,
+    /// Whether it is left out where its source is not there.
+    pub no_fail: bool,
+    /// What the source must be, where that is said.
+    pub create: Option<Create>,
 }
 
 /// What `--mount` mounts.
@@ -28,17 +34,10 @@ pub enum MountSource {
     Bind(PathBuf),
     /// The content of a squashfs file of the host.
     Squashfs(PathBuf),
-    /// An empty tmpfs with this `size=`, if any.
-    Tmpfs(Option<String>),
-}
-
-/// Restrictions of a mount.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MountFlags {
-    /// Nothing can be written.
-    pub read_only: bool,
-    /// Programs cannot be executed.
-    pub no_exec: bool,
+    /// An empty tmpfs.
+    Tmpfs(Tmpfs),
+    /// Nothing: what would be mounted there otherwise is not.
+    Umount,
 }
 
 /// One `--env`.
@@ -64,8 +63,9 @@ pub fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     let shown = quote_reference(part);
     let bad = |why: &str| {
         Failure::new(format!("\"{shown}\": {why}")).hint(
-            "write SRC:DST:FLAGS with FLAGS like ro+noexec, several joined by commas; there are ro, rw, noexec, squashfs, \
-             size=SIZE (of tmpfs), and bind, rbind, private, rprivate, nosuid, nodev, which always hold",
+            "write SRC:DST:FLAGS with FLAGS like ro+noexec, several joined by commas; there are ro, rw, noexec, squashfs, nofail, \
+             slave, shared, private, unbindable (and rslave …), x-create=file|dir|auto, size=SIZE and mode=MODE (of tmpfs), and \
+             bind, rbind, nosuid, nodev, which always hold",
         )
     };
     if part.iter().any(u8::is_ascii_control) {
@@ -92,43 +92,64 @@ pub fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     if target.as_os_str().is_empty() {
         return Err(bad("the destination is empty"));
     }
+    if leaves_root(target) {
+        return Err(bad("the destination leaves the container's root: Cross-device link"));
+    }
     if fields.len() > 1 && !target.is_absolute() {
         return Err(bad("the destination is not absolute"));
     }
     if is_root(target) {
         return Err(bad("the destination is the root itself"));
     }
+    // Nothing behind the second colon is what a variable without a value leaves.
     let words = flags.map_or("", |flags| flags.to_str().unwrap_or("?"));
-    let mut parsed = MountFlags::default();
-    let mut squashfs = false;
-    let mut size = None;
-    for word in words.split('+').filter(|_| flags.is_some()) {
-        match word {
-            "ro" => parsed.read_only = true,
-            "rw" => parsed.read_only = false,
-            "noexec" => parsed.no_exec = true,
-            // Always so: a user namespace can bind only whole trees, and no mount inside gives privileges.
-            "bind" | "rbind" | "nosuid" | "nodev" | "private" | "rprivate" => {}
-            "squashfs" => squashfs = true,
-            _ => match word.strip_prefix("size=") {
-                Some(limit) => size = Some(parse_size(limit).map_err(|failure| bad(&failure.message))?),
-                None if shown != quote(part) => return Err(bad("unknown flag")),
-                None => return Err(bad(&format!("unknown flag \"{}\"", quote(word.as_bytes())))),
-            },
+    let mut parsed = FlagWords::default();
+    for word in words.split('+').filter(|_| !words.is_empty()) {
+        match parsed.add(word).map_err(|failure| bad(&failure.message))? {
+            Some(()) => {}
+            None if shown != quote(part) => return Err(bad("unknown flag")),
+            None => return Err(bad(&format!("unknown flag \"{}\"", quote(word.as_bytes())))),
         }
     }
+    let FlagWords { flags, tmpfs, squashfs, no_fail, create } = parsed;
     let is_tmpfs = source.as_os_str() == "tmpfs" && fields.len() > 1;
-    if size.is_some() && !is_tmpfs {
+    let is_umount = source.as_os_str() == "umount" && fields.len() > 1;
+    if tmpfs.size.is_some() && !is_tmpfs {
         return Err(bad("size= belongs to tmpfs"));
     }
+    if tmpfs.mode.is_some() && !is_tmpfs {
+        return Err(bad("mode= belongs to tmpfs"));
+    }
     let source = match (is_tmpfs, squashfs) {
+        _ if is_umount => MountSource::Umount,
         (true, true) => return Err(bad("tmpfs cannot be squashfs")),
-        (true, false) => MountSource::Tmpfs(size),
+        (true, false) => MountSource::Tmpfs(tmpfs),
         (false, true) if fields.len() == 1 => return Err(bad("a squashfs file needs a destination")),
         (false, true) => MountSource::Squashfs(source.clone()),
         (false, false) => MountSource::Bind(source.clone()),
     };
-    Ok(MountOption { source, target: target.clone(), flags: parsed })
+    let is_directory = matches!(source, MountSource::Tmpfs(_) | MountSource::Squashfs(_));
+    if is_directory && create == Some(Create::File) {
+        return Err(bad("x-create=file: what is mounted is a directory"));
+    }
+    Ok(MountOption { source, target: target.clone(), flags, no_fail, create })
+}
+
+/// Whether a path leads above where it begins.
+fn leaves_root(path: &Path) -> bool {
+    let mut depth = 0_usize;
+    path.components().any(|part| match part {
+        Component::Normal(_) => {
+            depth += 1;
+            false
+        }
+        Component::ParentDir if depth == 0 => true,
+        Component::ParentDir => {
+            depth -= 1;
+            false
+        }
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => false,
+    })
 }
 
 /// What a shell would have replaced, had it seen this: options in quotes and on #SBATCH lines reach us as they are.
@@ -198,7 +219,7 @@ impl MountOption {
     pub fn relative(&self) -> Option<&Path> {
         let paths = match &self.source {
             MountSource::Bind(path) | MountSource::Squashfs(path) => [path, &self.target],
-            MountSource::Tmpfs(_) => [&self.target; 2],
+            MountSource::Tmpfs(_) | MountSource::Umount => [&self.target; 2],
         };
         paths.into_iter().find(|path| !path.is_absolute()).map(PathBuf::as_path)
     }
@@ -214,24 +235,26 @@ impl MountOption {
 
     /// The text that [`parse_mounts`] reads as this mount.
     pub fn to_text(&self) -> Vec<u8> {
-        let mut flags = Vec::new();
+        let mut words = FlagWords {
+            flags: self.flags,
+            no_fail: self.no_fail,
+            create: self.create,
+            ..FlagWords::default()
+        };
         let source = match &self.source {
             MountSource::Bind(path) => path.as_os_str(),
             MountSource::Squashfs(path) => {
-                flags.push("squashfs".to_owned());
+                words.squashfs = true;
                 path.as_os_str()
             }
-            MountSource::Tmpfs(size) => {
-                flags.extend(size.as_ref().map(|size| format!("size={size}")));
+            MountSource::Tmpfs(tmpfs) => {
+                words.tmpfs = tmpfs.clone();
                 OsStr::new("tmpfs")
             }
+            MountSource::Umount => OsStr::new("umount"),
         };
-        flags.push(if self.flags.read_only { "ro" } else { "rw" }.to_owned());
-        if self.flags.no_exec {
-            flags.push("noexec".to_owned());
-        }
         let parts = [source.as_bytes(), self.target.as_os_str().as_bytes()].map(|part| escape(part, b":,$~"));
-        [parts[0].as_slice(), &parts[1], flags.join("+").as_bytes()].join(&b':')
+        [parts[0].as_slice(), &parts[1], words.text().as_bytes()].join(&b':')
     }
 }
 
@@ -359,7 +382,8 @@ mod tests {
     }
 
     fn bind(source: &str, target: &str, flags: MountFlags) -> MountOption {
-        MountOption { source: MountSource::Bind(source.into()), target: target.into(), flags }
+        let source = MountSource::Bind(source.into());
+        MountOption { source, target: target.into(), flags, no_fail: false, create: None }
     }
 
     #[test]
@@ -376,8 +400,13 @@ mod tests {
         assert_eq!(parse(r"/a\:b\,c:/d"), Ok(vec![bind("/a:b,c", "/d", MountFlags::default())]));
         assert_eq!(
             parse("tmpfs:/scratch:size=1G").unwrap()[0].source,
-            MountSource::Tmpfs(Some("1G".to_owned()))
+            MountSource::Tmpfs(Tmpfs::of_size(Some("1G".to_owned())))
         );
+        assert_eq!(parse("umount:/tmp").unwrap()[0].source, MountSource::Umount);
+        assert_eq!(parse("umount").unwrap()[0].source, MountSource::Bind("umount".into()), "a file");
+        assert_eq!(parse("/a b:/c d:"), Ok(vec![bind("/a b", "/c d", MountFlags::default())]));
+        let kept = parse("/a:/b:nofail+unbindable+x-create=dir").unwrap().remove(0);
+        assert!(kept.no_fail && kept.create == Some(Create::Directory) && kept.flags.propagation.is_some());
         assert_eq!(parse("d.sqsh:/d:squashfs").unwrap()[0].source, MountSource::Squashfs("d.sqsh".into()));
     }
 
@@ -390,7 +419,21 @@ mod tests {
             (":b", "\":b\": the source is empty"),
             ("/a:/b:ro:x", "\"/a:/b:ro:x\": more than three parts"),
             ("/a:/b:shiny", "\"/a:/b:shiny\": unknown flag \"shiny\""),
-            ("/a:/b:", "\"/a:/b:\": unknown flag \"\""),
+            ("/a:/b:ro+", "\"/a:/b:ro+\": unknown flag \"\""),
+            (
+                "/home:../home",
+                "\"/home:../home\": the destination leaves the container's root: Cross-device link",
+            ),
+            (
+                "/a:/b/../..",
+                "\"/a:/b/../..\": the destination leaves the container's root: Cross-device link",
+            ),
+            ("/a:/b:mode=0700", "\"/a:/b:mode=0700\": mode= belongs to tmpfs"),
+            ("tmpfs:/b:mode=9", "\"tmpfs:/b:mode=9\": mode=9 is not an octal mode"),
+            (
+                "tmpfs:/b:x-create=file",
+                "\"tmpfs:/b:x-create=file\": x-create=file: what is mounted is a directory",
+            ),
             ("/a:/b,", "\"\": the source is empty"),
             ("/a:b", "\"/a:b\": the destination is not absolute"),
             ("/a:/", "\"/a:/\": the destination is the root itself"),
@@ -471,7 +514,7 @@ mod tests {
 
     #[test]
     fn every_mount_and_variable_survives_its_text() {
-        let mounts = r"/a\:b\,c:/d:ro+noexec,/x,\~/\$y:/z,tmpfs:/s:size=1G,d.sqsh:/d\\e:squashfs";
+        let mounts = r"/a\:b\,c:/d:ro+noexec,/x,\~/\$y:/z,tmpfs:/s:size=1G+mode=755,d.sqsh:/d\\e:squashfs,umount:/t,/m:/m:rslave";
         let parsed = parse(mounts).unwrap();
         let texts: Vec<Vec<u8>> = parsed.iter().map(MountOption::to_text).collect();
         assert_eq!(parse_mounts(OsStr::from_bytes(&texts.join(&b','))), Ok(parsed.clone()));

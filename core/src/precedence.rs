@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use crate::environment::{Environment, names_environment_file};
 use crate::failure::quote_reference;
 use crate::request::{Container, NONE};
+use crate::settings::Key;
 use crate::{Failure, Request, Settings, Variables};
 
 /// What was typed.
@@ -106,10 +107,15 @@ pub fn merge(
             Some(file) => own.within(file.settings.clone().absolute(&lookup.directory()?)),
             None => own,
         };
+        own.check_for_step(|key| format!("--{}", key.spec().option()))?;
         Ok(match &inherited {
             Some(Request::Container(container)) if file.is_none() => own.within(container.settings.clone()),
             Some(_) => own,
-            None => own.or(variables.settings()?.absolute(&lookup.directory()?)),
+            None => {
+                let below = variables.settings()?.absolute(&lookup.directory()?);
+                below.check_for_step(Key::variable)?;
+                own.or(below)
+            }
         })
     };
     match (image, &inherited) {
@@ -173,7 +179,6 @@ fn image_of(file: &Environment, option: &str) -> Result<ImageOption, Failure> {
 mod tests {
     use super::*;
     use crate::request::ImageSource;
-    use crate::settings::Key;
 
     struct Here;
 
@@ -363,6 +368,10 @@ mod tests {
         assert_eq!(merge(typed(None, &[]), None, &variables(&bad), &mut Here), Ok(None));
         let failure = merge(typed(Some("a"), &[]), None, &variables(&bad), &mut Here).unwrap_err();
         assert_eq!(failure.message, "MIZZEN_CONTAINER_WRITABLE: \"x\" is not a size");
+        let pid = merge(typed(Some("a"), &[(Key::Unshare, "pid")]), None, &Variables::NONE, &mut Here);
+        let message =
+            "--container-unshare: pid is not for the tasks of a step: Slurm knows them by their process ids";
+        assert_eq!(pid.unwrap_err().message, message);
         let alone = merge(typed(None, &[(Key::MountHome, "no")]), None, &Variables::NONE, &mut Here);
         assert_eq!(alone.unwrap_err().message, "--container-mount-home: without a container");
         let missing = merge(typed(Some("missing"), &[]), None, &Variables::NONE, &mut Here);

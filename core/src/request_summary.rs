@@ -30,10 +30,11 @@ impl Display for Summary<'_> {
             }
         }
         let mounts = || settings.mounts.iter().flatten();
-        let kinds: [(&str, IsKind); 3] = [
+        let kinds: [(&str, IsKind); 4] = [
             ("mounted", |source| matches!(source, MountSource::Bind(_))),
             ("squashfs", |source| matches!(source, MountSource::Squashfs(_))),
             ("tmpfs", |source| matches!(source, MountSource::Tmpfs(_))),
+            ("unmounted", |source| matches!(source, MountSource::Umount)),
         ];
         for (name, is_kind) in kinds {
             match mounts().filter(|mount| is_kind(&mount.source)).count() {

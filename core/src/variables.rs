@@ -1,10 +1,12 @@
 //! The variables that stand for options: `MIZZEN_CONTAINER` (or `MIZZEN_CONTAINER_IMAGE`) for the image, `MIZZEN_ENVIRONMENT` (or
 //! `MIZZEN_EDF`) for an environment file, and one for each setting, as `MIZZEN_CONTAINER_MOUNTS`. srun, sbatch and salloc read them in their own environment as the user; the node
 //! reads them in the job's, where the client had no mizzen to do so.
+//!
+//! Those of pyxis, as `PYXIS_CONTAINER_MOUNTS`, are read as well, for scripts that were written for it. Ours win.
 
 use crate::failure::quote;
 use crate::failure::quote_reference;
-use crate::settings::Key;
+use crate::settings::{Key, Off, TomlForm};
 use crate::{Failure, Settings};
 
 /// The image; also what all other names begin with.
@@ -14,6 +16,10 @@ pub const IMAGE_TOO: &str = "MIZZEN_CONTAINER_IMAGE";
 
 /// An environment file, by the names of its two options.
 const ENVIRONMENT: [&str; 2] = ["MIZZEN_ENVIRONMENT", "MIZZEN_EDF"];
+/// The image, by pyxis's name for it.
+const PYXIS_IMAGE: &str = "PYXIS_CONTAINER_IMAGE";
+/// What the names of pyxis's variables begin with.
+const PYXIS: &str = "PYXIS_CONTAINER_";
 
 /// Those of the variables that an environment has, with their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +33,9 @@ impl Variables {
     pub fn of<'a>(environment: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Variables {
         let ours = |name: &[u8]| match name.strip_prefix(IMAGE.as_bytes()) {
             Some(rest) => rest.is_empty() || rest.starts_with(b"_"),
-            None => ENVIRONMENT.iter().any(|known| known.as_bytes() == name),
+            None => {
+                name.starts_with(PYXIS.as_bytes()) || ENVIRONMENT.iter().any(|known| known.as_bytes() == name)
+            }
         };
         let found = environment.into_iter().filter(|(name, _)| ours(name));
         Variables(found.map(|(name, value)| (name.to_vec(), value.to_vec())).collect())
@@ -36,6 +44,7 @@ impl Variables {
     /// Whether one of them names an image or an environment file, however badly.
     pub fn name_a_container(&self) -> bool {
         [IMAGE, IMAGE_TOO].into_iter().chain(ENVIRONMENT).any(|name| self.value(name).is_some())
+            || self.pyxis_image().is_some()
     }
 
     /// The environment file, and the variable that names it.
@@ -62,15 +71,20 @@ impl Variables {
             }
             (Some(value), _) => Ok(Some((IMAGE, value))),
             (None, Some(value)) => Ok(Some((IMAGE_TOO, value))),
-            (None, None) => Ok(None),
+            (None, None) => Ok(self.pyxis_image().map(|value| (PYXIS_IMAGE, value))),
         }
+    }
+
+    /// As pyxis does, an empty one is not taken for a name.
+    fn pyxis_image(&self) -> Option<&[u8]> {
+        self.value(PYXIS_IMAGE).filter(|value| !value.is_empty())
     }
 
     /// The settings. To be asked for only where there is a container: a name or value that is wrong must not end a job
     /// that has none.
     pub fn settings(&self) -> Result<Settings, Failure> {
         let mut settings = Settings::default();
-        for (name, value) in &self.0 {
+        for (name, value) in self.0.iter().filter(|(name, _)| !name.starts_with(PYXIS.as_bytes())) {
             match Key::ALL.iter().find(|key| key.variable().as_bytes() == name) {
                 Some(_) if value.is_empty() => {}
                 Some(key) => settings.set(*key, value).map_err(|failure| failure.about(key.variable()))?,
@@ -81,12 +95,48 @@ impl Variables {
                 None => return Err(unknown(name)),
             }
         }
+        Ok(settings.or(self.pyxis_settings()?))
+    }
+
+    /// What pyxis's variables say. Of its own future ones, and of values that pyxis ignores, nothing is said.
+    fn pyxis_settings(&self) -> Result<Settings, Failure> {
+        let mut settings = Settings::default();
+        for key in Key::ALL {
+            if self.value(&key.variable()).is_some_and(|value| !value.is_empty()) {
+                continue;
+            }
+            let variable = |name: &str| format!("{PYXIS}{}", name.to_uppercase().replace('-', "_"));
+            let word = |value: bool| if value { b"yes".as_slice() } else { b"no" };
+            let is_switch = key.toml_form() == TomlForm::Boolean;
+            let on = variable(key.name());
+            let value = self.value(&on).filter(|value| !value.is_empty());
+            let mut found =
+                vec![(on.clone(), if is_switch { value.and_then(pyxis_bool).map(word) } else { value })];
+            if let Some(Off::Named(name, _)) = key.spec().off {
+                let off = variable(name);
+                let value = self.value(&off).and_then(pyxis_bool);
+                found.push((off, value.map(|value| word(!value))));
+            }
+            for (name, text) in found {
+                let Some(text) = text else { continue };
+                settings.set(*key, text).map_err(|failure| failure.about(name))?;
+            }
+        }
         Ok(settings)
     }
 
     fn value(&self, name: &str) -> Option<&[u8]> {
         let found = self.0.iter().find(|(known, _)| known == name.as_bytes());
         found.map(|(_, value)| value.as_slice())
+    }
+}
+
+/// A switch as pyxis reads it in a variable; it ignores everything else.
+fn pyxis_bool(value: &[u8]) -> Option<bool> {
+    match value {
+        b"1" | b"true" | b"yes" | b"y" => Some(true),
+        b"0" | b"false" | b"no" | b"n" => Some(false),
+        _ => None,
     }
 }
 
@@ -99,7 +149,7 @@ fn unknown(name: &[u8]) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Workdir;
+    use crate::settings::{Workdir, Writable};
 
     fn variables(pairs: &[(&'static str, &'static str)]) -> Variables {
         Variables::of(pairs.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())))
@@ -148,5 +198,49 @@ mod tests {
             hint.contains("MIZZEN_CONTAINER_IMAGE, and with the same beginning _MOUNTS, _ENV,"),
             "{hint}"
         );
+    }
+
+    #[test]
+    fn variables_of_pyxis_stand_for_ours_where_those_say_nothing() {
+        let image = variables(&[("PYXIS_CONTAINER_IMAGE", "a"), ("PYXIS_CONTAINER_MOUNT_HOME", "y")]);
+        assert!(image.name_a_container());
+        assert_eq!(image.image(), Ok(Some((PYXIS_IMAGE, b"a".as_slice()))));
+        assert_eq!(image.settings(), Ok(Settings { mount_home: Some(true), ..Settings::default() }));
+        let both = variables(&[("PYXIS_CONTAINER_IMAGE", "a"), (IMAGE, "b")]);
+        assert_eq!(both.image(), Ok(Some((IMAGE, b"b".as_slice()))));
+        assert!(!variables(&[("PYXIS_CONTAINER_IMAGE", ""), ("PYXIS_CONTAINER", "a")]).name_a_container());
+        // "Booleans in variables: exactly `1 true yes y` or `0 false no n`; other values are ignored."
+        for (value, expected) in [
+            ("1", Some(true)),
+            ("true", Some(true)),
+            ("yes", Some(true)),
+            ("y", Some(true)),
+            ("0", Some(false)),
+            ("false", Some(false)),
+            ("no", Some(false)),
+            ("n", Some(false)),
+            ("Y", None),
+            ("on", None),
+            ("2", None),
+            ("", None),
+        ] {
+            let found = variables(&[("PYXIS_CONTAINER_REMAP_ROOT", value)]).settings();
+            assert_eq!(found, Ok(Settings { remap_root: expected, ..Settings::default() }), "{value}");
+        }
+        for (name, value, expected) in [
+            ("PYXIS_CONTAINER_WRITABLE", "1", Some(Writable::Yes)),
+            ("PYXIS_CONTAINER_WRITABLE", "2g", None),
+            ("PYXIS_CONTAINER_READONLY", "1", Some(Writable::No)),
+            ("PYXIS_CONTAINER_READONLY", "0", Some(Writable::Yes)),
+            ("PYXIS_CONTAINER_OF_TOMORROW", "1", None),
+        ] {
+            let found = variables(&[(name, value)]).settings();
+            assert_eq!(found, Ok(Settings { writable: expected, ..Settings::default() }), "{name}={value}");
+        }
+        // Ours win, and then it does not matter what is wrong with theirs.
+        let ours = variables(&[("MIZZEN_CONTAINER_MOUNTS", "/a:/b"), ("PYXIS_CONTAINER_MOUNTS", "/a:b")]);
+        assert_eq!(ours.settings().unwrap().mounts.unwrap().len(), 1);
+        let theirs = variables(&[("PYXIS_CONTAINER_MOUNTS", "/a:b")]).settings().unwrap_err();
+        assert_eq!(theirs.message, "PYXIS_CONTAINER_MOUNTS: \"/a:b\": the destination is not absolute");
     }
 }

@@ -70,7 +70,7 @@ fn places(config: &Config) -> Vec<(String, PathBuf, Need)> {
             let named = !path.to_string_lossy().contains('%');
             named.then(|| ("mounts".to_owned(), path.clone(), Need::Exists))
         }
-        MountSource::Tmpfs(_) => None,
+        MountSource::Tmpfs(_) | MountSource::Umount => None,
     });
     folders.chain(environments).chain(shared).chain([stage]).chain(certificates).chain(mounts).collect()
 }

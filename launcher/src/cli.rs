@@ -226,9 +226,6 @@ pub struct ContainerArgs {
     /// Take nothing from the host's environment but what describes the user and the job
     #[arg(long)]
     clean_env: bool,
-    /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
-    #[arg(long, value_name = "NAMES")]
-    unshare: Option<String>,
     /// Run in the container that an environment file describes: NAME.toml in your folders or the site's, or a path
     #[arg(long, visible_alias = "edf", value_name = "NAME")]
     environment: Option<OsString>,
@@ -284,13 +281,12 @@ impl ContainerArgs {
             Some(name) if name.is_empty() => Sharing::Siblings,
             Some(name) => Sharing::Named(name),
         };
-        let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
         let image = match &environment {
             Some(file) => find_image::of_environment(file, &config)?,
             None => find_image::to_run(&image, &config)?,
         };
         let options = RunOptions::new(image, command, settings, config, Origin::Option)?;
-        Ok(RunOptions { clean_env: self.clean_env, unshare, sharing, ..options })
+        Ok(RunOptions { clean_env: self.clean_env, sharing, ..options })
     }
 }
 
@@ -365,6 +361,7 @@ impl Args for SettingArgs {
                     let name = match key {
                         Key::Env => name.trim_end_matches(",..."),
                         Key::Stage => name.trim_end_matches("|bcast"),
+                        Key::Unshare => "pid,net,ipc,uts",
                         _ => name,
                     };
                     option.action(action).value_name(name).value_parser(value_parser!(OsString))

@@ -28,6 +28,9 @@ pub fn run_process() -> ExitCode {
     if let Some(command) = slurm::command_named(&called) {
         return slurm::shim::run(command, words);
     }
+    if let Some(descriptor) = step::entrypoint::descriptor_to_note(&called, std::env::args_os().skip(1)) {
+        return step::entrypoint::note(&descriptor);
+    }
     if let Err(failure) = raised_limits::raise_stack() {
         report(&failure);
         return ExitCode::from(failure.kind.exit_code());

@@ -204,7 +204,7 @@ fn fuse() -> Result<String, Failure> {
         Failure::caused_by("cannot open /dev/fuse", error)
             .or_hint("load the kernel module fuse (modprobe fuse), and give /dev/fuse mode 0666")
     })?;
-    sandbox::enter_mount_namespace(Unshare::default(), None, &limits)?;
+    sandbox::enter_mount_namespace(Unshare::default(), None, false, &limits)?;
     let (uid, gid) = (nix::unistd::getuid(), nix::unistd::getgid());
     let options =
         format!("fd={},rootmode=40755,user_id={uid},group_id={gid},allow_other", device.as_raw_fd());
@@ -229,7 +229,7 @@ fn overlay() -> Result<String, Failure> {
 /// User and mount namespaces of the attempt's own, with a tmpfs in a place that is returned.
 fn own_mounts() -> Result<&'static str, Failure> {
     let limits = sandbox::enter_user_namespace(&Identity::new(&Host::detect(), false), None)?;
-    sandbox::enter_mount_namespace(Unshare::default(), None, &limits)?;
+    sandbox::enter_mount_namespace(Unshare::default(), None, false, &limits)?;
     try_mount("tmpfs", "/tmp", "mode=0755", "a security policy may forbid mounts in user namespaces")?;
     Ok("/tmp")
 }

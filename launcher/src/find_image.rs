@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::config::{ImagePolicy, ImportWhen};
 use mizzen_core::environment::Environment;
-use mizzen_core::find_image::ImageFinder;
+use mizzen_core::find_image::{BareNames, ImageFinder};
 use mizzen_core::request::ImageSource;
 use mizzen_core::{Config, Digest, Failure, Reference};
 
@@ -45,6 +45,8 @@ fn find(name: &Path, config: &Config, policy: &ImagePolicy) -> Result<ImageSourc
         when => when,
     };
     let importer = &mut ChildImporter { image_store: &config.image_store };
-    let mut finder = ImageFinder { directory: &directory, config, policy, import, importer };
+    // What is typed here is no script for pyxis.
+    let bare_names = BareNames::File;
+    let mut finder = ImageFinder { directory: &directory, config, policy, bare_names, import, importer };
     finder.find(name.as_os_str().as_encoded_bytes())
 }

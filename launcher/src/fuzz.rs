@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::device::DeviceName;
 use mizzen_core::handover::{Handover, Outcome};
+use mizzen_core::settings::{Unshare, Value};
 use mizzen_core::{Config, Reference, Request, options, staging};
 use mizzen_squashfs::{Image, Inode, Kind};
 
@@ -220,7 +221,7 @@ fn option_texts(bytes: &[u8]) -> bool {
         options::parse_env_list(value()).is_ok(),
         DeviceName::parse_list(value().as_bytes()).is_ok(),
         staging::Policy::parse(value().as_bytes()).is_ok(),
-        value().to_str().is_some_and(|text| crate::options::parse_unshare(text).is_ok()),
+        <Unshare as Value>::parse(value().as_bytes()).is_ok(),
         value().to_str().is_some_and(|text| options::parse_size(text).is_ok()),
     ];
     taken.iter().all(|taken| *taken)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mizzen_core::Failure;
-use mizzen_core::options::MountFlags;
+use mizzen_core::options::{MountFlags, Tmpfs};
 
 use crate::options::Origin;
 
@@ -55,8 +55,10 @@ pub enum MountKind {
     Devices(Vec<PathBuf>),
     /// A new procfs, for a process id namespace of the container's own.
     Proc,
-    /// An empty tmpfs with this `size=`.
-    Tmpfs(Option<String>),
+    /// The message queues of an IPC namespace of the container's own.
+    MessageQueues,
+    /// An empty tmpfs.
+    Tmpfs(Tmpfs),
     /// A file with this content.
     File(Vec<u8>),
     /// The content of a squashfs file.
@@ -80,6 +82,7 @@ impl MountKind {
             MountKind::File(_) => Shape::File,
             MountKind::Devices(_)
             | MountKind::Proc
+            | MountKind::MessageQueues
             | MountKind::Tmpfs(_)
             | MountKind::Squashfs(_)
             | MountKind::Commands(_)

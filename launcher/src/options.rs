@@ -9,11 +9,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mizzen_core::config::{ImagePolicy, ImportWhen, Source};
+use mizzen_core::config::{Compatible, ImagePolicy, ImportWhen, Source};
 use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
 use mizzen_core::request::ImageSource;
+pub use mizzen_core::settings::Unshare;
 use mizzen_core::settings::{Key, Mpi, Settings, Verbosity};
 use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -50,6 +51,8 @@ pub struct RunOptions {
     pub unshare: Unshare,
     /// With whom the container is shared.
     pub sharing: Sharing,
+    /// Whose defaults hold.
+    pub compatible: Compatible,
     /// Hooks of CDI specifications that are left out.
     pub leave_out_hooks: Vec<String>,
     /// When and where the image is copied first.
@@ -130,6 +133,11 @@ impl RunOptions {
         origin: Origin,
     ) -> Result<RunOptions, Failure> {
         let mut site = config.settings.clone();
+        // Scripts that were written for pyxis are jobs. What the site says itself holds.
+        let compatible = if origin == Origin::StepOption { config.compatible } else { Compatible::Mizzen };
+        if compatible == Compatible::Pyxis {
+            site.mount_home.get_or_insert(false);
+        }
         let host_mpi = match (user.mpi, site.mpi) {
             (Some(Mpi::Host), _) => Some(origin),
             (None, Some(Mpi::Host)) => Some(Origin::Site),
@@ -138,6 +146,9 @@ impl RunOptions {
         let mounts = with_origins(site.mounts.take(), user.mounts.take(), origin);
         let environment = with_origins(site.environment.take(), user.environment.take(), origin);
         let devices = with_origins(site.devices.take(), user.devices.take(), origin);
+        if origin == Origin::StepOption {
+            user.check_for_step(|key| origin.name_of(key))?;
+        }
         let settings = user.or(site);
         if settings.verbose() == Verbosity::Debug {
             trace::enable_debug(config.log_format);
@@ -150,7 +161,9 @@ impl RunOptions {
             devices,
             host_mpi,
             staging: StagingOptions::new(settings.stage(), &config)?,
+            unshare: settings.unshare(),
             settings,
+            compatible,
             leave_out_hooks: config.cdi_leave_out_hooks,
             policy: config.policy,
             import: ImportOptions { when: config.import, ..ImportOptions::default() },
@@ -177,19 +190,6 @@ pub enum Sharing {
     Siblings,
     /// With those on this node who give the same name, in the same job.
     Named(OsString),
-}
-
-/// Namespaces beside the user and mount namespace, which a container always has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unshare {
-    /// Process ids.
-    pub pid: bool,
-    /// System V IPC and POSIX message queues.
-    pub ipc: bool,
-    /// Network: nothing but a loopback of its own.
-    pub net: bool,
-    /// Host name.
-    pub uts: bool,
 }
 
 /// The kernel takes no larger environment.
@@ -245,24 +245,6 @@ fn read_in_time(path: &Path, limit: usize, patience: Duration) -> io::Result<Vec
     }
 }
 
-/// Parses the names in `--unshare pid,ipc,net,uts`.
-pub fn parse_unshare(text: &str) -> Result<Unshare, Failure> {
-    let mut unshare = Unshare::default();
-    for name in text.split(',') {
-        match name {
-            "pid" => unshare.pid = true,
-            "ipc" => unshare.ipc = true,
-            "net" => unshare.net = true,
-            "uts" => unshare.uts = true,
-            _ => {
-                return Err(Failure::new(format!("--unshare: no namespace \"{}\"", quote(name.as_bytes())))
-                    .hint("there are pid, ipc, net and uts; user and mount are always the container's own"));
-            }
-        }
-    }
-    Ok(unshare)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,8 +265,17 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_are_parsed() {
-        assert_eq!(parse_unshare("pid,net"), Ok(Unshare { pid: true, net: true, ..Unshare::default() }));
-        assert!(parse_unshare("pid,").unwrap_err().message.contains("no namespace \"\""));
+    fn jobs_can_have_the_defaults_of_pyxis() {
+        let home = |user: Settings, site: Settings, origin| {
+            let config = Config { settings: site, compatible: Compatible::Pyxis, ..Config::default() };
+            let options = RunOptions::new(ImageSource::default(), Vec::new(), user, config, origin).unwrap();
+            (options.settings.mount_home(), options.compatible)
+        };
+        let with = |mount_home| Settings { mount_home, ..Settings::default() };
+        let none = Settings::default;
+        assert_eq!(home(none(), none(), Origin::StepOption), (false, Compatible::Pyxis));
+        assert_eq!(home(none(), none(), Origin::Option), (true, Compatible::Mizzen));
+        assert_eq!(home(with(Some(true)), none(), Origin::StepOption), (true, Compatible::Pyxis));
+        assert_eq!(home(none(), with(Some(true)), Origin::StepOption), (true, Compatible::Pyxis));
     }
 }

@@ -62,7 +62,7 @@ pub fn check_open_files(plan: &Plan) -> Result<(), Failure> {
         MountKind::HostFiles { files, .. } => files.len() as u64,
         // The file, and the server's socket and device.
         MountKind::Squashfs(_) => 3,
-        MountKind::Proc | MountKind::Tmpfs(_) | MountKind::File(_) => 0,
+        MountKind::Proc | MountKind::MessageQueues | MountKind::Tmpfs(_) | MountKind::File(_) => 0,
     });
     let needed = OWN_FILES + needed.sum::<u64>();
     let allowed = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);

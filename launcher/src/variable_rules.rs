@@ -8,13 +8,13 @@ use std::os::unix::ffi::OsStrExt;
 pub enum Rule {
     /// The host's value holds, whatever the image says: it describes the user or the job.
     Host,
-    /// The host's value means nothing inside: it names files of the host, or code for its shell.
+    /// The host's value means nothing inside: it names files or locales of the host, or code for its shell.
     Drop,
 }
 
 /// The first matching line decides; a name that ends in `*` stands for all that begin so. For a variable that
 /// matches no line the image's value holds, else the host's.
-const RULES: [(&str, Rule); 37] = [
+const RULES: [(&str, Rule); 40] = [
     ("HOME", Rule::Host),
     ("USER", Rule::Host),
     ("LOGNAME", Rule::Host),
@@ -42,6 +42,9 @@ const RULES: [(&str, Rule); 37] = [
     ("LD_*", Rule::Drop),
     ("GCONV_PATH", Rule::Drop),
     ("LOCPATH", Rule::Drop),
+    ("LANG", Rule::Drop),
+    ("LANGUAGE", Rule::Drop),
+    ("LC_ALL", Rule::Drop),
     ("MANPATH", Rule::Drop),
     ("BASH_ENV", Rule::Drop),
     ("ENV", Rule::Drop),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use mizzen_core::environment::Environment;
 use mizzen_core::failure::{quote, quote_reference};
-use mizzen_core::find_image::ImageFinder;
+use mizzen_core::find_image::{BareNames, ImageFinder};
 use mizzen_core::precedence::{self, EnvironmentOption, ImageLookup, ImageOption, TypedOptions};
 use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE, WANTED};
 use mizzen_core::settings::TomlForm;
@@ -213,6 +213,7 @@ impl ImageLookup for Client {
             directory: &self.directory()?,
             config: &config,
             policy: &config.policy,
+            bare_names: BareNames::of_jobs(&config),
             import: config.import,
             importer: &mut ClientImporter { image_store: &config.image_store },
         };

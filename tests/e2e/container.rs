@@ -232,7 +232,7 @@ fn mounts_are_made_as_asked() {
         "500\na\n",
     );
     for (options, message) in [
-        ("-m /no/such:/x", "--mount: /no/such: No such file or directory"),
+        ("-m /no/such:/x", "--mount: source path does not exist: /no/such"),
         ("-m /tmp/data:/", "the destination is the root itself"),
         ("-m /tmp/data:x", "the destination is not absolute"),
         ("-m /tmp/data:/proc/self", "--mount: /proc/self: /proc, /sys and /dev are mizzen's own"),

@@ -47,7 +47,7 @@ fn fails_closed(release: Release) {
         (
             "/shared/a.sqsh",
             "--container-mounts=/nosuch:/x",
-            "NODE: --container-mounts: /nosuch: No such file or directory",
+            "NODE: --container-mounts: source path does not exist: /nosuch",
         ),
     ];
     for (requirement, option) in ["required", "optional"].into_iter().zip(CONTAINER_OPTIONS) {

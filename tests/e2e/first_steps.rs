@@ -133,7 +133,7 @@ fn links_that_lead_out_of_the_container_are_named() {
 fn a_bad_mount_is_not_the_images_fault() {
     let cluster = start("blame");
     let step = cluster.run("srun -Q --container=/shared/a.sqsh --container-mounts=/nosuch:/x true");
-    assert_failed(&step, 125, "mizzen: node1: --container-mounts: /nosuch: No such file or directory\n");
+    assert_failed(&step, 125, "mizzen: node1: --container-mounts: source path does not exist: /nosuch\n");
 }
 
 #[test]

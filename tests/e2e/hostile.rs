@@ -332,7 +332,12 @@ fn programs_of_an_image_gain_nothing() {
         assert!(denied.code != 0, "{command}: {}", denied.text());
     }
     // As root of the container: still nothing of the host's.
-    let root = cluster.run("mizzen run --remap-root /shared/p.sqsh sh -c 'cat /etc/shadow /proc/1/environ; mknod /tmp/n b 254 0; mount -o remount,dev,suid,rw /; kill -0 1; echo done'");
+    let root = cluster.run("mizzen run --remap-root /shared/p.sqsh sh -c 'cat /etc/shadow /proc/1/environ; mknod /tmp/n b 254 0; ls /tmp/n; mount -o remount,dev,suid,rw /; kill -0 1; echo done'");
     assert_eq!(root.stdout, "done\n", "{}", root.text());
-    assert_eq!(root.stderr.lines().count(), 5, "every one was refused: {}", root.text());
+    assert_eq!(
+        root.stderr.lines().count(),
+        5,
+        "every one was refused, and no device was made: {}",
+        root.text()
+    );
 }

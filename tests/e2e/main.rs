@@ -34,6 +34,7 @@ mod mpi;
 mod mpirun;
 mod other_users;
 mod own_hostname;
+mod pyxis;
 mod registry_images;
 mod registry_requests;
 mod releases;

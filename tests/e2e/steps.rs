@@ -10,8 +10,9 @@ fn start(name: &str) -> Cluster {
     let cluster = with_images(one_node(Release::Slurm22_05, name));
     let tree = ImageTree::busybox().unwrap();
     let config = r#"{"config": {"Env": ["PATH=/opt/bin:/bin", "FROM_IMAGE=yes", "HOME=/root"],
-        "Entrypoint": ["/bin/echo", "entry"], "WorkingDir": "/var"}}"#;
+        "Entrypoint": ["/entry", "word"], "WorkingDir": "/var"}}"#;
     tree.file(".mizzen/config.json", config).unwrap();
+    tree.program("entry", "#!/bin/sh\nexport ENTERED=$1\nshift\nexec \"$@\"\n").unwrap();
     cluster.share("oci.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
     cluster
 }
@@ -46,9 +47,10 @@ fn every_option_has_its_meaning() {
     assert_out(&a("--container-remap-root --no-container-remap-root", "id -u"), 0, "2001\n");
     assert_out(&a("--container-env=A=1,B='x\\,y'", "sh -c 'echo $A $B'"), 0, "1 x,y\n");
     assert_out(&a("--container-env=A=1 --container-env=C=3", "sh -c 'echo $A $C'"), 0, "1 3\n");
-    assert_out(&oci("--container-entrypoint", "ls /"), 0, "entry ls /\n");
+    let entered = "sh -c 'echo entered by $ENTERED'";
+    assert_out(&oci("--container-entrypoint", entered), 0, "entered by word\n");
     assert_out(&oci("--no-container-entrypoint", "echo no"), 0, "no\n");
-    assert_out(&oci("-n2 --container-entrypoint", "x"), 0, "entry x\nentry x\n");
+    assert_out(&oci("-n2 --container-entrypoint", entered), 0, &"entered by word\n".repeat(2));
     let verbose = a("-n2 --container-verbose", "true");
     assert_failed(&verbose, 0, "mizzen: note: node1: stage ");
     let script = |options: &str| {
@@ -124,7 +126,7 @@ fn mounts_are_made_as_asked() {
     );
     assert_out(&a("--container-mounts='data:/c\\:d'", "cat /c:d/file"), 0, "here\n");
     let missing = a("-n4 --container-mounts=nosuch:/x", "true");
-    assert_failed(&missing, 125, "node1: --container-mounts: /home/alice/nosuch: No such file or directory");
+    assert_failed(&missing, 125, "node1: --container-mounts: source path does not exist: /home/alice/nosuch");
     let twice = a("-n2 --container-mounts=data:/x,data/sub:/x", "cat /x/file");
     assert_out(&twice, 0, "below\nbelow\n");
     assert_failed(
@@ -150,7 +152,11 @@ fn who_says_it_first_wins() {
         ("MIZZEN_CONTAINER_WRITABLE=1m", "sh -c 'touch /x && echo written'", "written\n"),
         ("MIZZEN_CONTAINER_REMAP_ROOT=true", "id -u", "0\n"),
         ("MIZZEN_CONTAINER_ENV=A=1", "sh -c 'echo $A'", "1\n"),
-        ("MIZZEN_CONTAINER=/shared/oci.sqsh MIZZEN_CONTAINER_ENTRYPOINT=1", "x", "entry x\n"),
+        (
+            "MIZZEN_CONTAINER=/shared/oci.sqsh MIZZEN_CONTAINER_ENTRYPOINT=1",
+            "sh -c 'echo $ENTERED'",
+            "word\n",
+        ),
         ("MIZZEN_CONTAINER=none", "hostname", "node1\n"),
     ] {
         let srun = run(&format!("export MIZZEN_CONTAINER=/shared/a.sqsh {variables}; srun -Q {program}"));
@@ -213,7 +219,7 @@ fn who_says_it_first_wins() {
         "sh -c 'echo $SITE $A; ls -d /site/bin; touch /x 2>/dev/null; id -u; ls -d /home/alice'",
     );
     assert_out(&own, 0, "1 mine\n/site/bin\n2001\n/home/alice\n");
-    assert_out(&srun(&cluster, "--container=/shared/oci.sqsh", "x"), 0, "entry x\n");
+    assert_out(&srun(&cluster, "--container=/shared/oci.sqsh", "sh -c 'echo $ENTERED'"), 0, "word\n");
     assert_out(&srun(&cluster, "--container=/shared/oci.sqsh --no-container-entrypoint", "echo x"), 0, "x\n");
     let script = |options: &str| {
         run(&format!(

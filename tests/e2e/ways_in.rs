@@ -53,7 +53,13 @@ fn an_environment_file_keeps_the_container(release: Release) {
             Job("", &format!("--export-file=file --container={a}"), BOTH, 0, "a\na\n"),
             Job("", &format!("--export-file=file --export=NONE --container={a}"), BOTH, 0, "a\na\n"),
             Job("", &format!("--export-file=file --export=X=1 --container={a}"), BOTH, 0, "a\na\n"),
-            Job("", &missing, "touch /shared/marker", 125, "--container-mounts: /nosuch: No such file"),
+            Job(
+                "",
+                &missing,
+                "touch /shared/marker",
+                125,
+                "--container-mounts: source path does not exist: /nosuch",
+            ),
             // What the file itself says, where nothing else does.
             Job("", "--export=ALL --export-file=names", BOTH, 0, "b\nb\n"),
             Job("", "--export=ALL --export-file=names --container=none", BOTH, 0, "host\nhost\n"),

@@ -9,7 +9,7 @@ mod values;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Value, Verbosity, Workdir, Writable};
+pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Unshare, Value, Verbosity, Workdir, Writable};
 
 use crate::Failure;
 use crate::device::DeviceName;
@@ -213,6 +213,10 @@ settings! {
         value("hostname", "NAME", "have this host name in the container").run("hostname")
             .more("All tasks of the step see it, on every node of the step. Slurm's own names for the node are in SLURMD_NODENAME \
                    and SLURM_JOB_NODELIST.");
+    Unshare unshare: Unshare = Unshare::default(),
+        value("unshare", "net,ipc,uts", "have namespaces of the container's own: network, IPC, host name").run("unshare")
+            .more("All tasks of the step on a node share them. With net there is a loopback and nothing else; with ipc, /dev/shm and \
+                   /dev/mqueue are the container's own. `mizzen run` also has pid.");
     MountHome mount_home: bool = true,
         switch("mount-home", "have the home directory in the container", "leave the home directory out")
             .run("home").toml("mount_home");
@@ -226,7 +230,16 @@ settings! {
         switch("remap-root", "be root inside", "be yourself inside").run("remap-root").toml("remap_root");
     Entrypoint entrypoint: bool = false,
         switch("entrypoint", "start the program through the image's entrypoint", "start the program itself")
-            .run("entrypoint").toml("entrypoint");
+            .run("entrypoint").toml("entrypoint")
+            .more("With srun it runs once on every node before the tasks, which have the variables and the directory that it leaves.");
+    EntrypointLog entrypoint_log: bool = false,
+        Spec::new("entrypoint-log", Argument::No, "show what the image's entrypoint prints", None);
+    Pytorch pytorch: bool,
+        switch("pytorch", "give tasks PyTorch's RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            "leave RANK and LOCAL_RANK out, which tasks in PyTorch images have")
+            .run("pytorch")
+            .more("They are those that torchrun would set, made of Slurm's variables. Where nothing is said, tasks of srun have \
+                   RANK and LOCAL_RANK if the image has PYTORCH_VERSION in its environment.");
     Script script: bool = true,
         switch("script", "run a batch script or interactive shell inside as well",
             "run a batch script or interactive shell on the node, and its steps inside")
@@ -271,6 +284,16 @@ impl Key {
 }
 
 impl Settings {
+    /// Refuses what a step of a job cannot have; `name` tells how a message is to call a setting.
+    pub fn check_for_step(&self, name: impl FnOnce(Key) -> String) -> Result<(), Failure> {
+        if !self.unshare().pid {
+            return Ok(());
+        }
+        Err(Failure::new("pid is not for the tasks of a step: Slurm knows them by their process ids")
+            .hint("leave pid out, or run `srun mizzen run --unshare pid IMAGE PROGRAM`")
+            .about(name(Key::Unshare)))
+    }
+
     /// A setting with a relative path, and that path. Not the whole text: it goes into messages, and is the user's.
     pub fn relative(&self) -> Option<(Key, Vec<u8>)> {
         let absolute = self.clone().absolute(Path::new("/"));
@@ -305,10 +328,13 @@ mod tests {
             (Key::Env, "B,A=1"),
             (Key::Device, "v.com/c=0,v.com/c=1"),
             (Key::Workdir, "w"),
+            (Key::Unshare, "uts,net"),
             (Key::MountHome, "no"),
             (Key::Writable, "2g"),
             (Key::RemapRoot, "true"),
             (Key::Entrypoint, "0"),
+            (Key::EntrypointLog, "yes"),
+            (Key::Pytorch, "yes"),
             (Key::Script, "no"),
             (Key::Stage, "always"),
             (Key::Gpu, "none"),
@@ -377,6 +403,9 @@ mod tests {
             (Key::Gpu, "0,1", "\"0,1\" is not auto, all or none"),
             (Key::Fabric, "node", "\"node\" is not auto, host or image"),
             (Key::Verbose, "very", "\"very\" is not yes, no or debug"),
+            (Key::Unshare, "", "the list of namespaces is empty"),
+            (Key::Unshare, "net,user", "unknown namespace 'user'"),
+            (Key::Unshare, "net,", "unknown namespace ''"),
             (Key::Hostname, "-a", "\"-a\" is not a host name"),
             (Key::Hostname, "a b", "\"a b\" is not a host name"),
             (Key::Hostname, "", "\"\" is not a host name"),

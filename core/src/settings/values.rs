@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::Failure;
 use crate::device::DeviceName;
 use crate::failure::quote;
@@ -345,6 +347,64 @@ impl Value for Hostname {
 
     fn text(&self) -> Vec<u8> {
         self.0.clone().into_bytes()
+    }
+}
+
+/// Namespaces beside the user and mount namespace, which a container always has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unshare {
+    /// Process ids. Not for tasks: Slurm knows them by theirs.
+    pub pid: bool,
+    /// System V IPC and POSIX message queues, with a /dev/shm of its own.
+    pub ipc: bool,
+    /// Network: nothing but a loopback of its own.
+    pub net: bool,
+    /// Host name.
+    pub uts: bool,
+}
+
+impl Unshare {
+    /// Their names, and whether each is wanted.
+    pub fn names(&self) -> [(&'static str, bool); 4] {
+        [("pid", self.pid), ("ipc", self.ipc), ("net", self.net), ("uts", self.uts)]
+    }
+}
+
+impl Value for Unshare {
+    const TOML: TomlForm = TomlForm::Text;
+
+    fn parse(text: &[u8]) -> Result<Unshare, Failure> {
+        const THERE_ARE: &str = "there are net, ipc and uts, and pid for `mizzen run`; user and mount are always the container's own";
+        if text.is_empty() {
+            return Err(Failure::new("the list of namespaces is empty").hint(THERE_ARE));
+        }
+        let mut unshare = Unshare::default();
+        for name in text.split(|byte| *byte == b',') {
+            match name.trim_ascii() {
+                b"pid" => unshare.pid = true,
+                b"ipc" => unshare.ipc = true,
+                b"net" => unshare.net = true,
+                b"uts" => unshare.uts = true,
+                other => {
+                    return Err(Failure::new(format!("unknown namespace '{}'", quote(other))).hint(THERE_ARE));
+                }
+            }
+        }
+        Ok(unshare)
+    }
+
+    fn text(&self) -> Vec<u8> {
+        let wanted = self.names().into_iter().filter(|(_, wanted)| *wanted).map(|(name, _)| name);
+        wanted.collect::<Vec<_>>().join(",").into_bytes()
+    }
+
+    fn add(&mut self, more: Unshare) {
+        *self = Unshare {
+            pid: self.pid || more.pid,
+            ipc: self.ipc || more.ipc,
+            net: self.net || more.net,
+            uts: self.uts || more.uts,
+        };
     }
 }
 

@@ -114,7 +114,7 @@ fn what_nvidia_writes_is_understood() {
         .binds
         .iter()
         .map(|bind| {
-            let MountFlags { read_only, no_exec } = bind.flags;
+            let MountFlags { read_only, no_exec, .. } = bind.flags;
             (
                 bind.target.display().to_string(),
                 bind.source.to_str().unwrap(),

@@ -84,7 +84,7 @@ fn missing(environment: &Environment) -> Vec<String> {
     let image = image.map(|(place, image)| (place.clone(), PathBuf::from(&*String::from_utf8_lossy(image))));
     let mounts = environment.settings.mounts.iter().flatten().filter_map(|mount| match &mount.source {
         MountSource::Bind(path) | MountSource::Squashfs(path) => Some(("mounts".to_owned(), path.clone())),
-        MountSource::Tmpfs(_) => None,
+        MountSource::Tmpfs(_) | MountSource::Umount => None,
     });
     let lost = |(what, path): (String, PathBuf)| {
         // %u and %j are not known here.

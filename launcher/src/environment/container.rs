@@ -134,6 +134,8 @@ fn read_device(text: &str, settings: &mut Settings, mounts: &mut Vec<MountOption
         source: MountSource::Bind(source.into()),
         target: PathBuf::from(target),
         flags,
+        no_fail: false,
+        create: None,
     });
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::device::DeviceName;
+use mizzen_core::options::Tmpfs;
 use mizzen_core::settings::Gpu;
 use mizzen_core::settings::Key;
 use nix::unistd::getgroups;
@@ -112,7 +113,7 @@ impl HostLibraries {
             Mount { kind, target: bind.target, flags: bind.flags, origin, why: bind.why }
         });
         let tmpfs = edits.tmpfs.into_iter().map(|(target, size, flags)| Mount {
-            kind: MountKind::Tmpfs(size),
+            kind: MountKind::Tmpfs(Tmpfs::of_size(size)),
             target,
             flags,
             origin,

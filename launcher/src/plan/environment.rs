@@ -9,7 +9,8 @@ use std::path::Path;
 use mizzen_core::options::EnvOption;
 use mizzen_core::settings::Key;
 
-use super::Facts;
+use super::mounts::ROOT_HOME;
+use super::{Facts, pytorch};
 use crate::options::RunOptions;
 use crate::slurm;
 use crate::variable_rules::{Rule, rule};
@@ -99,15 +100,23 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
         let why = if facts.reference.is_some() { "the image's manifest" } else { "the image's content" };
         chosen.insert(DIGEST_VARIABLE.into(), (digest.into(), why.into()));
     }
+    if facts.remapped {
+        chosen.insert("HOME".into(), (ROOT_HOME.into(), "root's inside".into()));
+    }
+    for (name, value) in pytorch::variables(facts.pytorch, host) {
+        chosen.insert(name.into(), (value, "the task's place, for PyTorch".into()));
+    }
     chosen.insert("PWD".into(), (facts.workdir.clone().into(), "the working directory".into()));
     for (option, origin) in &facts.environment {
         let why: Cow<'static, str> = origin.name_of(Key::Env).into();
         match option {
             EnvOption::Set(name, value) => drop(chosen.insert(name.clone(), (value.clone(), why))),
-            EnvOption::FromHost(name) => match host.iter().find(|(known, _)| known == name) {
-                Some((_, value)) => drop(chosen.insert(name.clone(), (value.clone(), why))),
-                None => drop(chosen.remove(name)),
-            },
+            EnvOption::FromHost(name) => {
+                // Unset there: the image's stays.
+                if let Some((_, value)) = host.iter().find(|(known, _)| known == name) {
+                    chosen.insert(name.clone(), (value.clone(), why));
+                }
+            }
             EnvOption::Unset(name) => drop(chosen.remove(name)),
         }
     }
@@ -123,6 +132,15 @@ pub fn decide(options: &RunOptions, facts: &Facts, host: &[(OsString, OsString)]
             && !directories.is_empty()
         {
             chosen.insert(name.into(), (longer, "the node's libraries before the image's".into()));
+        }
+    }
+    // It has seen all of the above.
+    for (name, value) in &facts.entrypoint_changes {
+        match value {
+            Some(value) => {
+                drop(chosen.insert(name.clone(), (value.clone(), "the image's entrypoint".into())))
+            }
+            None => drop(chosen.remove(name)),
         }
     }
     chosen.into_iter().map(|(name, (value, why))| Variable { name, value, why }).collect()
@@ -146,12 +164,15 @@ mod tests {
             ("OMP_NUM_THREADS", "4"),
             ("CONDA_PREFIX", "/host/conda"),
             ("BASH_FUNC_module%%", "() { :; }"),
+            ("LANG", "de_DE.UTF-8"),
+            ("LC_ALL", "de_DE.UTF-8"),
         ]);
         let environment_of_image = pairs(&[
             ("PATH", "/image/bin"),
             ("HOME", "/root"),
             ("CONDA_PREFIX", "/opt/conda"),
             ("LD_LIBRARY_PATH", "/opt/lib"),
+            ("LANG", "C.UTF-8"),
             ("SLURM_TASK_PROLOG", "/image/evil"),
         ]);
         let facts = Facts {
@@ -173,6 +194,7 @@ mod tests {
         let expected = [
             ("CONDA_PREFIX", "/opt/conda"),
             ("HOME", "/home/alice"),
+            ("LANG", "C.UTF-8"),
             ("LD_LIBRARY_PATH", "/opt/lib"),
             ("MIZZEN_IMAGE", "/tf.sqsh"),
             ("OMP_NUM_THREADS", "4"),
@@ -190,15 +212,20 @@ mod tests {
             EnvOption::FromHost("CONDA_PREFIX".into()),
             EnvOption::FromHost("SLURM_NOT_SET".into()),
             EnvOption::FromHost("LD_PRELOAD".into()),
-            EnvOption::Unset("LD_LIBRARY_PATH".into()),
+            EnvOption::FromHost("LC_ALL".into()),
+            EnvOption::FromHost("LD_LIBRARY_PATH".into()),
+            EnvOption::Unset("LANG".into()),
             EnvOption::Unset("NOT_SET".into()),
         ];
         let variables = decided(true, options);
         assert_eq!(variables["PATH"], "/mine");
         assert_eq!(variables["CONDA_PREFIX"], "/host/conda");
         assert_eq!(variables["LD_PRELOAD"], "/host/evil.so");
+        assert_eq!(variables["LC_ALL"], "de_DE.UTF-8");
+        // "unset on the host: the image's stays"
+        assert_eq!(variables["LD_LIBRARY_PATH"], "/opt/lib");
         assert!(!variables.contains_key("OMP_NUM_THREADS"), "--clean-env");
-        assert!(!variables.contains_key("LD_LIBRARY_PATH"));
+        assert!(!variables.contains_key("LANG"), "unset, although the image has it");
         assert!(variables.contains_key("SLURM_JOB_ID") && variables.contains_key("HOME"));
     }
 }

@@ -142,6 +142,7 @@ mod tests {
     use super::*;
     use crate::image::testing::Scratch;
     use crate::plan::Shape;
+    use mizzen_core::options::Tmpfs;
 
     fn bind(source: PathBuf, target: &str) -> Mount {
         let kind = MountKind::Bind { source, shape: Shape::Directory };
@@ -164,7 +165,8 @@ mod tests {
         ] {
             host.link(link, target);
         }
-        let tmpfs = Mount { kind: MountKind::Tmpfs(None), ..bind(PathBuf::new(), "/people/real/tmp") };
+        let tmpfs =
+            Mount { kind: MountKind::Tmpfs(Tmpfs::default()), ..bind(PathBuf::new(), "/people/real/tmp") };
         let wanted = [
             bind(host.path().join("people"), "/people"),
             bind(host.path().join("other"), "/other"),

@@ -8,6 +8,7 @@ mod mount_options;
 mod mount_points;
 mod mounts;
 mod mpi;
+mod pytorch;
 mod root;
 mod show;
 
@@ -15,6 +16,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::config::Compatible;
+use mizzen_core::mount_flags::PropagationKind;
 use mizzen_core::options::EnvOption;
 use mizzen_core::settings::{Key, Workdir};
 use serde::{Deserialize, Serialize};
@@ -27,8 +30,9 @@ use crate::options::{Origin, RunOptions, Unshare};
 
 pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable};
 pub use identity::Identity;
-pub use mount_options::asked_mounts;
+pub use mount_options::{Asked, asked_mounts};
 pub use mount_points::lies_in;
+pub use pytorch::Pytorch;
 pub use root::{Changes, Root};
 
 /// A container, decided to the last mount and variable.
@@ -46,6 +50,8 @@ pub struct Plan {
     pub mounts: Vec<Mount>,
     /// Symbolic links in file systems in memory, made when all is mounted.
     pub links: Vec<Link>,
+    /// Files in place of the image's in a writable root, where programs can replace them in turn: absolute inside.
+    pub files: Vec<(PathBuf, Vec<u8>)>,
     /// What the container's programs have in common.
     pub facts: Facts,
     /// The program.
@@ -64,6 +70,8 @@ pub struct Facts {
     pub image_environment: Vec<(OsString, OsString)>,
     /// The image's entrypoint, where programs are started through it.
     pub entrypoint: Vec<OsString>,
+    /// What an entrypoint that has run for all tasks has set, or unset.
+    pub entrypoint_changes: Vec<(OsString, Option<OsString>)>,
     /// Variables to set or to take from the host: the site's, then the user's.
     pub environment: Vec<(EnvOption, Origin)>,
     /// Where programs start.
@@ -86,6 +94,12 @@ pub struct Facts {
     pub reference: Option<String>,
     /// The container's own host name, if it has one.
     pub hostname: Option<String>,
+    /// What tells PyTorch's programs their place.
+    pub pytorch: Pytorch,
+    /// Namespaces of its own beside user and mount.
+    pub unshare: Unshare,
+    /// Whether the user is called root.
+    pub remapped: bool,
 }
 
 /// A program, ready to be started inside.
@@ -99,6 +113,10 @@ pub struct Program {
     pub command: Explained<Vec<OsString>>,
     /// Whether Slurm itself started this process, which becomes the program.
     pub is_task: bool,
+    /// Descriptors that it inherits beside the standard streams and Slurm's.
+    pub kept: Vec<i32>,
+    /// Whether it is root by name, and what root's programs do to the owners of files appears to succeed.
+    pub fake_root: bool,
 }
 
 impl Program {
@@ -111,7 +129,8 @@ impl Program {
     ) -> Program {
         let environment = environment::decide(options, facts, host_environment);
         let workdir = Explained { value: facts.workdir.clone(), why: facts.workdir_why.clone() };
-        Program { environment, workdir, command, is_task: options.step.is_some() }
+        let (is_task, fake_root) = (options.step.is_some(), facts.remapped);
+        Program { environment, workdir, command, is_task, kept: Vec::new(), fake_root }
     }
 }
 
@@ -144,7 +163,7 @@ impl Plan {
         metadata: &Metadata,
         host: &Host,
         host_libraries: HostLibraries,
-        asked: Vec<Mount>,
+        asked: Vec<Asked>,
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.settings.remap_root());
         let mut notes = host_libraries.notes.clone();
@@ -152,16 +171,21 @@ impl Plan {
         notes.append(&mut mpi.notes);
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries, asked };
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
-        let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         let root = root::decide(&options.settings.writable(), host)?;
+        let (mounts, files) = mounts::split_files(mounts, &root);
+        let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         // Where the image keeps their place from being mounted, nothing that it has there is taken for them.
         let mounted = mounts.iter().any(|mount| matches!(mount.kind, MountKind::Commands(_)));
         let commands = options.step.as_ref().and_then(|step| step.commands.clone()).filter(|_| mounted);
         let skeletons = mount_points::skeletons(&mounts, commands.is_some(), links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
+        let uts = options.unshare.uts || options.settings.hostname.is_some();
+        let unshare = Unshare { uts, ..options.unshare };
         let facts = Facts {
+            unshare,
             image_environment: metadata.environment.clone(),
             entrypoint: if options.settings.entrypoint() { metadata.entrypoint.clone() } else { Vec::new() },
+            entrypoint_changes: Vec::new(),
             environment: options.environment.clone(),
             workdir: workdir.value,
             workdir_why: workdir.why,
@@ -176,17 +200,26 @@ impl Plan {
             digest: metadata.digest.map(|digest| digest.to_string()),
             reference: options.image.reference().map(ToString::to_string),
             hostname: options.settings.hostname.as_ref().map(|name| name.as_str().to_owned()),
+            pytorch: pytorch::decide(options.settings.pytorch, &metadata.environment),
+            remapped: options.settings.remap_root(),
         };
         let command = decide_command(options, &facts, tree, metadata, host);
         let program = Program::new(options, &facts, command, &host.environment);
         for line in &metadata.not_understood {
             notes.push(format!("{line}: not understood; the variable that it sets is missing"));
         }
-        let uts = options.unshare.uts || facts.hostname.is_some();
-        let unshare = Unshare { uts, ..options.unshare };
         let findings = host_libraries.findings;
         let links = links.in_memory;
-        Ok(Plan { identity, unshare, root, skeletons, mounts, links, facts, program, findings, notes })
+        Ok(Plan { identity, unshare, root, skeletons, mounts, links, files, facts, program, findings, notes })
+    }
+}
+
+impl Plan {
+    /// Whether something that the node mounts later is to appear inside.
+    pub fn follows_host(&self) -> bool {
+        let slave =
+            |mount: &Mount| mount.flags.propagation.map(|found| found.kind) == Some(PropagationKind::Slave);
+        self.mounts.iter().any(slave)
     }
 }
 
@@ -213,7 +246,8 @@ fn decide_workdir(
     if options.settings.workdir == Some(Workdir::Image) {
         return images_own();
     }
-    if let Some(cwd) = host.cwd.as_ref().filter(|cwd| visible(cwd, tree, mounts)) {
+    let as_pyxis = options.compatible == Compatible::Pyxis;
+    if let Some(cwd) = host.cwd.as_ref().filter(|cwd| !as_pyxis && visible(cwd, tree, mounts)) {
         return Explained { value: cwd.clone(), why: "the current directory".to_owned() };
     }
     let chosen = images_own();
@@ -224,6 +258,7 @@ fn decide_workdir(
         Some(cwd) if cwd == Path::new("/") => {}
         // Who leaves the home out knows.
         Some(cwd) if left_out(cwd) => {}
+        Some(_) if as_pyxis => {}
         Some(cwd) => {
             let (cwd, chosen) = (cwd.display(), chosen.value.display());
             notes.push(format!("{cwd} is not in the container; the program starts in {chosen}"));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 use mizzen_core::image::cannot_open;
+use mizzen_core::mount_flags::Create;
 use mizzen_core::options::{MountOption, MountSource};
 use mizzen_core::settings::Key;
 
@@ -15,36 +16,62 @@ use crate::host::Host;
 use crate::mount::{Mount, MountKind, Shape};
 use crate::options::{Origin, RunOptions};
 
+/// What is asked for, in its order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// To mount something.
+    Mount(Mount),
+    /// To leave out what would be mounted there, and below it.
+    Unmount {
+        /// Absolute inside.
+        target: PathBuf,
+        /// Which option or key says so.
+        why: String,
+    },
+    /// Nothing, for this reason.
+    LeftOut(String),
+}
+
 /// The mounts that options and mizzen.toml ask for.
-pub fn asked_mounts(options: &RunOptions, host: &Host) -> Result<Vec<Mount>, Failure> {
+pub fn asked_mounts(options: &RunOptions, host: &Host) -> Result<Vec<Asked>, Failure> {
     let mounts = options.mounts.iter().map(|(option, origin)| {
-        to_mount(option, *origin, host).map_err(|failure| failure.about(origin.name_of(Key::Mounts)))
+        let why = origin.name_of(Key::Mounts);
+        let option = expanded(option, host).map_err(|failure| failure.about(&why))?;
+        match to_mount(&option, *origin, host) {
+            Err(failure) if option.no_fail => {
+                Ok(Asked::LeftOut(format!("{why}: {}; it is left out (nofail)", failure.message)))
+            }
+            asked => asked.map_err(|failure| failure.about(&why)),
+        }
     });
     mounts.collect()
 }
 
-fn to_mount(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, Failure> {
-    let option = &expanded(option, host)?;
+fn to_mount(option: &MountOption, origin: Origin, host: &Host) -> Result<Asked, Failure> {
     let absolute = |path: &Path| host.cwd.as_deref().unwrap_or(Path::new("/")).join(path);
     let existing = |given: &Path| {
         let path = absolute(given);
+        let hint = if given.is_absolute() {
+            "the source is a path of the node: it must exist on this node, and you must be able to see it"
+        } else {
+            "a relative source starts at the current directory; flags are joined by +, mounts by commas"
+        };
         match path.metadata() {
             Ok(found) => Ok((path, found)),
-            Err(error) => {
-                let hint = if given.is_absolute() {
-                    "the source is a path of the node: it must exist on this node, and you must be able to see it"
-                } else {
-                    "a relative source starts at the current directory; flags are joined by +, mounts by commas"
-                };
-                Err(cannot_open(&path, error).or_hint(hint))
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err(Failure::new(format!("source path does not exist: {}", shown(&path))).hint(hint))
             }
+            Err(error) => Err(cannot_open(&path, error).or_hint(hint)),
         }
     };
+    let why = origin.name_of(Key::Mounts);
     let (kind, target) = match &option.source {
-        MountSource::Tmpfs(size) => (MountKind::Tmpfs(size.clone()), option.target.clone()),
+        MountSource::Umount => return Ok(Asked::Unmount { target: option.target.clone(), why }),
+        MountSource::Tmpfs(tmpfs) => (MountKind::Tmpfs(tmpfs.clone()), option.target.clone()),
         MountSource::Bind(source) => {
             let (source, found) = existing(source)?;
             let shape = if found.is_dir() { Shape::Directory } else { Shape::File };
+            check_created(option.create, shape, &source)?;
             (MountKind::Bind { source, shape }, absolute(&option.target))
         }
         MountSource::Squashfs(source) => {
@@ -56,7 +83,18 @@ fn to_mount(option: &MountOption, origin: Origin, host: &Host) -> Result<Mount, 
             (MountKind::Squashfs(path), option.target.clone())
         }
     };
-    Ok(Mount { kind, target, flags: option.flags, origin: Some(origin), why: origin.name_of(Key::Mounts) })
+    Ok(Asked::Mount(Mount { kind, target, flags: option.flags, origin: Some(origin), why }))
+}
+
+/// A mount point is always made as the source needs it; who says what it is to be may have meant another source.
+fn check_created(create: Option<Create>, shape: Shape, source: &Path) -> Result<(), Failure> {
+    let (flag, is) = match (create, shape) {
+        (Some(Create::File), Shape::Directory) => ("x-create=file", "a directory"),
+        (Some(Create::Directory), Shape::File) => ("x-create=dir", "a file"),
+        _ => return Ok(()),
+    };
+    Err(Failure::new(format!("{}: {flag}, but it is {is}", shown(source)))
+        .hint("leave the flag out: mount points are made as the source is"))
 }
 
 /// The option with %u, %j and %% replaced in its paths, as Slurm replaces them in the names of files.
@@ -65,9 +103,9 @@ fn expanded(option: &MountOption, host: &Host) -> Result<MountOption, Failure> {
     let source = match &option.source {
         MountSource::Bind(path) => MountSource::Bind(expand(path)?),
         MountSource::Squashfs(path) => MountSource::Squashfs(expand(path)?),
-        MountSource::Tmpfs(size) => MountSource::Tmpfs(size.clone()),
+        MountSource::Tmpfs(_) | MountSource::Umount => option.source.clone(),
     };
-    Ok(MountOption { source, target: expand(&option.target)?, flags: option.flags })
+    Ok(MountOption { source, target: expand(&option.target)?, ..option.clone() })
 }
 
 fn expand(path: &Path, host: &Host) -> Result<PathBuf, Failure> {

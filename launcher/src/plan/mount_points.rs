@@ -59,15 +59,13 @@ pub fn find(mut wanted: Vec<Mount>, tree: &dyn Tree, notes: &mut Vec<String>) ->
     }
     let mut last: BTreeMap<PathBuf, Mount> = BTreeMap::new();
     for Placed { mount, .. } in drop_redirected_mounts(placed, notes)? {
-        let origin = mount.origin;
-        let why = mount.why.clone();
-        if let Some(old) = last.insert(mount.target.clone(), mount)
-            && origin.is_some()
-            && old.why == why
-        {
-            let (option, target) = (why, old.target.display());
-            notes.push(format!("{option}: {target} is mounted twice; the last one holds"));
+        let (asked, why) = (mount.origin.is_some(), mount.why.clone());
+        // The same once more is no matter.
+        let another = last.get(&mount.target).is_some_and(|old| asked && old.why == why && *old != mount);
+        if another {
+            notes.push(format!("{why}: {} is mounted twice; the last one holds", mount.target.display()));
         }
+        last.insert(mount.target.clone(), mount);
     }
     // Paths are compared by components: a directory comes before what is below it.
     Ok(last.into_values().collect())
@@ -90,7 +88,7 @@ fn place_in(outer: &Placed, inner: &Mount) -> Result<PathBuf, Failure> {
             }
         }
         MountKind::Tmpfs(_) | MountKind::Devices(_) => {} // empty and ours: made when it is mounted
-        MountKind::File(_) => return Err(missing_in(outer, inner)),
+        MountKind::File(_) | MountKind::MessageQueues => return Err(missing_in(outer, inner)),
         // Found out when it is mounted.
         MountKind::Proc | MountKind::Squashfs(_) | MountKind::Commands(_) | MountKind::HostFiles { .. } => {}
     }

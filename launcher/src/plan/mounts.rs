@@ -1,14 +1,17 @@
 //! Which mounts a container has.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
+use mizzen_core::config::Compatible;
 use mizzen_core::failure::cause;
-use mizzen_core::options::MountFlags;
+use mizzen_core::options::{MountFlags, Tmpfs};
 use mizzen_core::settings::{Hostname, Writable};
 
-use super::{Identity, identity, links, mount_points};
+use super::mount_options::Asked;
+use super::{Identity, Root, identity, links, mount_points};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Tree, in_image, read_file, resolve};
@@ -19,6 +22,12 @@ use crate::slurm;
 /// A larger passwd or group file is not an account file.
 const ACCOUNTS_LIMIT: usize = 4 << 20;
 const HOSTS: &str = "/etc/hosts";
+/// A file that apt reads.
+const APT_SETTINGS: &str = "/etc/apt/apt.conf.d/99mizzen";
+/// Root's home directory inside.
+pub const ROOT_HOME: &str = "/root";
+/// No container works without these.
+const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
 const IMAGE_OWNED: [&str; 11] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];
@@ -30,7 +39,7 @@ pub struct Others<'a> {
     /// What comes from the node.
     pub host_libraries: &'a HostLibraries,
     /// What options ask for.
-    pub asked: Vec<Mount>,
+    pub asked: Vec<Asked>,
 }
 
 /// All mounts, parents first; of two on the same place the later one.
@@ -48,6 +57,9 @@ pub fn decide(
         devices.extend(others.host_libraries.devices.iter().cloned());
     }
     split_devices(&mut wanted);
+    if options.unshare.ipc {
+        own_shared_memory(&mut wanted);
+    }
     let there = |directory: &Path, wanted: &[Mount]| {
         let same =
             |mount: &Mount| matches!(&mount.kind, MountKind::Bind { source, .. } if *source == mount.target);
@@ -62,10 +74,54 @@ pub fn decide(
         wanted.push(Mount { kind, target, flags, origin: None, why });
     }
     wanted.extend(others.host_libraries.mounts.iter().cloned());
-    wanted.extend(others.asked);
-    wanted.extend(empty_home(host, tree, &wanted));
+    for asked in others.asked {
+        match asked {
+            Asked::Mount(mount) => wanted.push(mount),
+            Asked::Unmount { target, why } => leave_out(&mut wanted, &target, &why, notes)?,
+            Asked::LeftOut(note) => notes.push(note),
+        }
+    }
+    wanted.extend(empty_home(options, host, tree, &wanted));
     links::follow(&mut wanted, notes);
     mount_points::find(wanted, tree, notes)
+}
+
+/// The files of our own that go into a writable root itself: a program that adds a user makes a new file and gives it the name of
+/// the old one, which cannot be done to a mount.
+pub fn split_files(mounts: Vec<Mount>, root: &Root) -> (Vec<Mount>, Vec<(PathBuf, Vec<u8>)>) {
+    if *root == Root::ReadOnly {
+        return (mounts, Vec::new());
+    }
+    let places: BTreeSet<PathBuf> = mounts.iter().map(|mount| mount.target.clone()).collect();
+    let in_root = |target: &Path| !target.ancestors().skip(1).any(|outer| places.contains(outer));
+    let (mut kept, mut files) = (Vec::new(), Vec::new());
+    for mount in mounts {
+        match mount.kind {
+            MountKind::File(content) if in_root(&mount.target) => files.push((mount.target, content)),
+            kind => kept.push(Mount { kind, ..mount }),
+        }
+    }
+    (kept, files)
+}
+
+/// Takes out what would be mounted at or below a place.
+fn leave_out(
+    wanted: &mut Vec<Mount>,
+    target: &Path,
+    why: &str,
+    notes: &mut Vec<String>,
+) -> Result<(), Failure> {
+    let shown = mount_points::shown(target);
+    if KERNELS.iter().any(|kernel| target == Path::new(kernel)) {
+        return Err(Failure::new(format!("{why}: umount:{shown}: /proc, /sys and /dev are mizzen's own"))
+            .hint("what is mounted below /dev can be left out, as umount:/dev/shm"));
+    }
+    let before = wanted.len();
+    wanted.retain(|mount| !mount.target.starts_with(target));
+    if wanted.len() == before {
+        notes.push(format!("{why}: umount:{shown}: nothing is mounted there"));
+    }
+    Ok(())
 }
 
 /// Directories below /dev are mounts of their own, not device nodes: what is in them is the host's.
@@ -82,6 +138,17 @@ fn split_devices(wanted: &mut Vec<Mount>) {
         origin: None,
         why: why.clone(),
     }));
+}
+
+/// Shared memory and message queues that nobody outside the container sees, in place of the host's.
+fn own_shared_memory(wanted: &mut Vec<Mount>) {
+    let own = [("/dev/shm", MountKind::Tmpfs(Tmpfs::default())), ("/dev/mqueue", MountKind::MessageQueues)];
+    for (target, kind) in own {
+        let target = PathBuf::from(target);
+        wanted.retain(|mount| mount.target != target);
+        let why = "default: an IPC namespace of its own".to_owned();
+        wanted.push(Mount { kind, target, flags: MountFlags::default(), origin: None, why });
+    }
 }
 
 /// What every container has, unless an option says otherwise.
@@ -139,6 +206,14 @@ fn defaults(
             mounts.push(Mount { flags: read_only, why, ..default(MountKind::File(content), file) });
         }
     }
+    // apt would fetch as a user of its own, and sees that it is not. In a read-only root nothing is installed.
+    let apt = Path::new(APT_SETTINGS);
+    let installs = options.settings.remap_root() && options.settings.writable() != Writable::No;
+    if installs && matches!(tree.entry(apt.parent().unwrap_or(apt)), Ok(Some(Entry::Directory))) {
+        let why = "default: apt works as root, who is the only user here".to_owned();
+        let content = b"APT::Sandbox::User \"root\";\n".to_vec();
+        mounts.push(Mount { flags: read_only, why, ..default(MountKind::File(content), apt) });
+    }
     if options.step.as_ref().is_some_and(|step| step.commands.is_some()) {
         let launcher = std::env::current_exe().map_err(|error| {
             Failure::new(format!("cannot find the launcher's own file: {}", cause(&error)))
@@ -154,13 +229,18 @@ fn defaults(
     let home = host.home.as_deref().filter(|home| options.settings.mount_home() && !image_owned(home));
     if let Some(home) = home {
         mounts.push(Mount { why: "default: the home directory".to_owned(), ..bind(home, Shape::Directory) });
+        let root_home = Path::new(ROOT_HOME);
+        if options.settings.remap_root() && home != root_home {
+            let why = "default: the home directory, of root inside".to_owned();
+            mounts.push(Mount { why, target: root_home.to_owned(), ..bind(home, Shape::Directory) });
+        }
     }
     let temporary = host.environment.iter().find(|(name, _)| name == "TMPDIR");
     let temporary = temporary.map(|(_, value)| PathBuf::from(value));
     let temporary = temporary.filter(|path| path.is_absolute() && path.is_dir());
     let temporary = temporary.filter(|_| changes_apart);
-    for (directory, why) in
-        [(temporary.as_ref(), "default: TMPDIR"), (host.cwd.as_ref(), "default: the current directory")]
+    let cwd = host.cwd.as_ref().filter(|_| options.compatible != Compatible::Pyxis);
+    for (directory, why) in [(temporary.as_ref(), "default: TMPDIR"), (cwd, "default: the current directory")]
     {
         let Some(directory) = directory else { continue };
         let covered = mounts.iter().any(|other| directory.starts_with(&other.target));
@@ -176,9 +256,9 @@ fn defaults(
 }
 
 /// HOME is always a directory that programs can write to, if only an empty one.
-fn empty_home(host: &Host, tree: &dyn Tree, mounts: &[Mount]) -> Option<Mount> {
-    let home =
-        host.environment.iter().find(|(name, _)| name == "HOME").map(|(_, home)| PathBuf::from(home))?;
+fn empty_home(options: &RunOptions, host: &Host, tree: &dyn Tree, mounts: &[Mount]) -> Option<Mount> {
+    let outside = || host.environment.iter().find(|(name, _)| name == "HOME").map(|(_, home)| home.into());
+    let home: PathBuf = if options.settings.remap_root() { ROOT_HOME.into() } else { outside()? };
     let plain = home.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
     let there = mounts.iter().any(|mount| home.starts_with(&mount.target))
         || resolve(tree, &home).is_ok_and(|found| found.entry.is_some());
@@ -186,7 +266,7 @@ fn empty_home(host: &Host, tree: &dyn Tree, mounts: &[Mount]) -> Option<Mount> {
         return None;
     }
     let why = "default: an empty home directory".to_owned();
-    let (kind, flags) = (MountKind::Tmpfs(None), MountFlags::default());
+    let (kind, flags) = (MountKind::Tmpfs(Tmpfs::default()), MountFlags::default());
     Some(Mount { kind, target: home, flags, origin: None, why })
 }
 
@@ -236,7 +316,7 @@ pub fn image_owned(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mount_options;
+    use super::super::{Changes, mount_options};
     use super::*;
     use crate::image::DirectoryTree;
     use crate::image::testing::Scratch;
@@ -307,6 +387,12 @@ mod tests {
         };
         // The current directory is in the home.
         assert_eq!(own(&host, Settings::default()), ["default: the home directory"]);
+        // "home (or /root when remapped)"
+        let remapped = with(Settings { remap_root: Some(true), ..Settings::default() });
+        let (_image, tree) = image();
+        let mounts = decided(&remapped, &host, &tree).unwrap();
+        let root_home = mounts.iter().find(|mount| mount.target == Path::new(ROOT_HOME)).unwrap();
+        assert_eq!(root_home.why, "default: the home directory, of root inside");
         let without = own(&host, Settings { mount_home: Some(false), ..Settings::default() });
         assert_eq!(without, Vec::<String>::new(), "neither the home nor what is below it");
     }
@@ -345,15 +431,64 @@ mod tests {
     fn bad_mounts_name_who_wants_them() {
         let (_scratch, tree) = image();
         for (text, origin, message) in [
-            ("/no/such:/mnt", Origin::Option, "--mount: /no/such: "),
-            ("/no/such:/mnt", Origin::StepOption, "--container-mounts: /no/such: "),
-            ("/no/such:/mnt", Origin::Site, "mizzen.toml: mounts: /no/such: "),
+            ("/no/such:/mnt", Origin::Option, "--mount: source path does not exist: /no/such"),
+            ("/no/such:/mnt", Origin::StepOption, "--container-mounts: source path does not exist: /no/such"),
+            ("/no/such:/mnt", Origin::Site, "mizzen.toml: mounts: source path does not exist: /no/such"),
+            (
+                "/etc:/mnt:x-create=file",
+                Origin::Option,
+                "--mount: /etc: x-create=file, but it is a directory",
+            ),
+            ("umount:/proc", Origin::Option, "--mount: umount:/proc: /proc, /sys and /dev are mizzen's own"),
             ("/etc:/mnt:squashfs", Origin::Option, "--mount: /etc: not a file"),
         ] {
             let failure = decided(&with_mounts(&[(text, origin)]), &Host::for_tests(), &tree).unwrap_err();
             assert!(failure.message.starts_with(message), "{failure:?}");
             assert!(failure.hint.is_some(), "{failure:?}");
         }
+    }
+
+    #[test]
+    fn what_is_unmounted_is_not_there_and_what_fails_may_be_left_out() {
+        let (_scratch, tree) = image();
+        let mut notes = Vec::new();
+        let mut targets_of = |text: &str| {
+            let options = with_mounts(&[(text, Origin::Option)]);
+            let asked = mount_options::asked_mounts(&options, &Host::for_tests()).unwrap();
+            let others = Others { mpi: &[], host_libraries: &HostLibraries::default(), asked };
+            let identity = Identity::new(&Host::for_tests(), false);
+            let mounts = decide(&options, &tree, &Host::for_tests(), &identity, others, &mut notes).unwrap();
+            mounts.into_iter().map(|mount| mount.target).collect::<Vec<_>>()
+        };
+        let tmp = PathBuf::from("/tmp");
+        assert!(targets_of("/etc:/mnt:ro").contains(&tmp));
+        assert!(!targets_of("umount:/tmp").contains(&tmp));
+        assert!(targets_of("umount:/tmp,tmpfs:/tmp").contains(&tmp), "in this order");
+        assert!(!targets_of("/etc:/mnt,umount:/mnt").contains(&"/mnt".into()));
+        assert!(!targets_of("/no/such:/mnt:nofail,umount:/opt").contains(&"/mnt".into()));
+        assert_eq!(
+            notes,
+            [
+                "--mount: source path does not exist: /no/such; it is left out (nofail)",
+                "--mount: umount:/opt: nothing is mounted there"
+            ]
+        );
+    }
+
+    #[test]
+    fn files_of_ours_are_in_a_writable_root_itself() {
+        let (_scratch, tree) = image();
+        let mounts = decided(&RunOptions::default(), &Host::for_tests(), &tree).unwrap();
+        let count = mounts.len();
+        assert_eq!(split_files(mounts.clone(), &Root::ReadOnly).1, []);
+        let (kept, files) =
+            split_files(mounts, &Root::Writable(Changes::InMemory { limit: "1m".to_owned() }));
+        let names: Vec<&Path> = files.iter().map(|(path, _)| path.as_path()).collect();
+        assert_eq!(names, ["/etc/group", "/etc/passwd"].map(Path::new));
+        assert_eq!(kept.len(), count - 2);
+        let covered =
+            decided(&with_mounts(&[("/etc:/etc", Origin::Option)]), &Host::for_tests(), &tree).unwrap();
+        assert_eq!(split_files(covered, &Root::Writable(Changes::InMemory { limit: "1m".to_owned() })).1, []);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use mizzen_core::failure::quote;
+use mizzen_core::options::Tmpfs;
 use serde_json::{Value, json};
 
 use super::Plan;
@@ -39,6 +40,13 @@ impl Plan {
         let added = self.skeletons.iter().flat_map(|skeleton| &skeleton.links);
         for link in added.filter(|link| link.needed).chain(&self.links) {
             line("link", &format!("{} to {}", path(&link.path), path(&link.target)), "CDI");
+        }
+        for (file, content) in &self.files {
+            line(
+                "file",
+                &format!("{} of {} bytes", path(file), content.len()),
+                "default, in the writable root",
+            );
         }
         for mount in &self.mounts {
             line("mount", &format!("{} {}", path(&mount.target), what(mount)), &mount.why);
@@ -75,6 +83,9 @@ impl Plan {
             "links": self.skeletons.iter().flat_map(|skeleton| &skeleton.links).chain(&self.links).map(|link| json!({
                 "path": path(&link.path), "target": path(&link.target),
             })).collect::<Vec<_>>(),
+            "files": self.files.iter().map(|(file, content)| json!({
+                "path": path(file), "size": content.len(),
+            })).collect::<Vec<_>>(),
             "mounts": self.mounts.iter().map(|mount| json!({
                 "target": path(&mount.target), "what": what(mount), "why": mount.why,
                 "read_only": mount.flags.read_only, "no_exec": mount.flags.no_exec,
@@ -88,15 +99,9 @@ impl Plan {
     }
 
     fn namespaces(&self) -> Vec<&'static str> {
-        let optional = [
-            (self.unshare.pid, "pid"),
-            (self.unshare.ipc, "ipc"),
-            (self.unshare.net, "net"),
-            (self.unshare.uts, "uts"),
-        ];
         ["user", "mount"]
             .into_iter()
-            .chain(optional.into_iter().filter(|(on, _)| *on).map(|(_, name)| name))
+            .chain(self.unshare.names().into_iter().filter(|(_, wanted)| *wanted).map(|(name, _)| name))
             .collect()
     }
 }
@@ -107,8 +112,9 @@ fn what(mount: &Mount) -> String {
         MountKind::Bind { source, .. } => format!("from {}", path(source)),
         MountKind::Devices(devices) => format!("with {} devices", devices.len()),
         MountKind::Proc => "a new procfs".to_owned(),
-        MountKind::Tmpfs(None) => "an empty tmpfs".to_owned(),
-        MountKind::Tmpfs(Some(size)) => format!("an empty tmpfs of {size}"),
+        MountKind::MessageQueues => "the container's own message queues".to_owned(),
+        MountKind::Tmpfs(Tmpfs { size: None, .. }) => "an empty tmpfs".to_owned(),
+        MountKind::Tmpfs(Tmpfs { size: Some(size), .. }) => format!("an empty tmpfs of {size}"),
         MountKind::File(content) => format!("a file of {} bytes", content.len()),
         MountKind::Squashfs(source) => format!("the content of {}", path(source)),
         MountKind::Commands(_) => "Slurm's commands".to_owned(),

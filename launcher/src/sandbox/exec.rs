@@ -20,6 +20,8 @@ use tracing::debug;
 use crate::image::architecture::{Architecture, host_architecture};
 use crate::plan::Program;
 use crate::sandbox::dangling::dangling_link;
+use crate::sandbox::fake_root;
+use crate::trace::OrDebug;
 use crate::{raised_limits, sys};
 
 /// As long as the watcher of a file server may take to tell the user.
@@ -77,10 +79,14 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     sys::close_on_exec_from(3).map_err(|error| Failure::caused_by("cannot close descriptors", error))?;
     // A variable can name anything.
     let pmi = pmi.filter(|fd| *fd > 2 && sys::is_pmi_socket(*fd, program.is_task));
-    pmi.into_iter().for_each(sys::keep_through_exec);
+    pmi.into_iter().chain(program.kept.iter().copied()).for_each(sys::keep_through_exec);
     raised_limits::restore();
     nix::sys::prctl::set_no_new_privs()
         .map_err(|errno| Failure::new(format!("cannot set no_new_privs: {}", cause(&errno.into()))))?;
+    if program.fake_root {
+        // Without filters in the kernel, programs see what is refused.
+        fake_root::pretend().or_debug("system calls of root's are refused");
+    }
     Ok((argv, environment))
 }
 

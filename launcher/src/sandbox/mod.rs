@@ -7,6 +7,7 @@
 mod changes_guard;
 mod dangling;
 mod exec;
+mod fake_root;
 mod mounts;
 mod namespaces;
 mod pid1;
@@ -35,7 +36,8 @@ use crate::sys;
 pub use dangling::dangling_argument;
 pub use exec::exec_program;
 pub use namespaces::{
-    Namespaces, enter_user as enter_user_namespace, new_mounts_and_others as enter_mount_namespace,
+    Namespaces, count_others, enter_user as enter_user_namespace,
+    new_mounts_and_others as enter_mount_namespace,
 };
 pub use processes::ContainerProcesses;
 pub use reporter::{Reporter, StderrReporter, identity_of, standard_error_in, tell};
@@ -87,9 +89,10 @@ fn make_namespaces(
     let data = start_data_servers(plan, &sources)?;
     let limits = namespaces::enter_user(&plan.identity, user)?;
     let mut servers = Servers::prepare(plan, sources, data)?;
-    namespaces::new_mounts_and_others(plan.unshare, plan.facts.hostname.as_deref(), &limits)?;
+    let hostname = plan.facts.hostname.as_deref();
+    namespaces::new_mounts_and_others(plan.unshare, hostname, plan.follows_host(), &limits)?;
     // Opened on the host's procfs: nothing is looked up inside.
-    let mut namespaces = Namespaces::of_this_process(plan.unshare.uts)?;
+    let mut namespaces = Namespaces::of_this_process(&plan.unshare)?;
     servers.user_namespace = Some(
         namespaces
             .user

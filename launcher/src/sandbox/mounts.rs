@@ -10,6 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
+use mizzen_core::mount_flags::{Propagation, PropagationKind};
 use mizzen_core::mountinfo::{self, MountLine};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
@@ -69,9 +70,11 @@ pub fn open_sources(plan: &Plan) -> Result<Vec<OpenSource>, Failure> {
                 };
                 Ok(OpenSource::Many(files.iter().map(open).collect::<Result<_, Failure>>()?))
             }
-            MountKind::Proc | MountKind::Tmpfs(_) | MountKind::File(_) | MountKind::Squashfs(_) => {
-                Ok(OpenSource::None)
-            }
+            MountKind::Proc
+            | MountKind::MessageQueues
+            | MountKind::Tmpfs(_)
+            | MountKind::File(_)
+            | MountKind::Squashfs(_) => Ok(OpenSource::None),
         })
         .collect()
 }
@@ -121,11 +124,8 @@ pub fn apply(
                 server.mount(&proc_path(place.as_fd()))?;
             }
             (MountKind::Proc, _) => new_file_system("proc", &place, "")?,
-            (MountKind::Tmpfs(size), _) => {
-                let options =
-                    size.as_ref().map_or("mode=1777".to_owned(), |size| format!("mode=1777,size={size}"));
-                new_file_system("tmpfs", &place, &options)?;
-            }
+            (MountKind::MessageQueues, _) => new_file_system("mqueue", &place, "")?,
+            (MountKind::Tmpfs(tmpfs), _) => new_file_system("tmpfs", &place, &tmpfs.text())?,
             (MountKind::Commands(_), OpenSource::One(launcher)) => {
                 new_file_system("tmpfs", &place, "mode=0755,size=1m")?;
                 let directory = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
@@ -153,6 +153,18 @@ pub fn apply(
         flags.set(MsFlags::MS_RDONLY, mount.flags.read_only);
         flags.set(MsFlags::MS_NOEXEC, mount.flags.no_exec);
         restrict(mounted.as_fd(), target, flags)?;
+        let propagation = match mount.flags.propagation {
+            Some(propagation) => propagation_flags(propagation),
+            None if plan.follows_host() => MsFlags::MS_PRIVATE | MsFlags::MS_REC,
+            // As all mounts are here.
+            None => continue,
+        };
+        propagate(mounted.as_fd(), propagation).map_err(|errno| {
+            mount.about(Failure::caused_by(
+                format!("cannot set the propagation of {}", target.display()),
+                errno,
+            ))
+        })?;
     }
     for Link { path, target, .. } in &plan.links {
         let relative = path.strip_prefix("/").unwrap_or(path);
@@ -180,6 +192,21 @@ fn open_mount_point(root: &NewRoot, mount: &Mount, outer: Option<&Mount>) -> nix
     }
     make_mount_point(tmpfs.as_fd(), relative, shape)?;
     open_in_root(tmpfs.as_fd(), relative)
+}
+
+fn propagation_flags(propagation: Propagation) -> MsFlags {
+    let kind = match propagation.kind {
+        PropagationKind::Slave => MsFlags::MS_SLAVE,
+        PropagationKind::Shared => MsFlags::MS_SHARED,
+        PropagationKind::Private => MsFlags::MS_PRIVATE,
+        PropagationKind::Unbindable => MsFlags::MS_UNBINDABLE,
+    };
+    if propagation.recursive { kind | MsFlags::MS_REC } else { kind }
+}
+
+/// Sets what becomes of mounts that are made below one later.
+pub fn propagate(mounted: BorrowedFd, flags: MsFlags) -> nix::Result<()> {
+    mount(None::<&str>, &proc_path(mounted), None::<&str>, flags, None::<&str>)
 }
 
 fn new_file_system(kind: &str, place: &OwnedFd, options: &str) -> Result<(), Failure> {

@@ -24,40 +24,53 @@ pub struct Namespaces {
     pub user: OwnedFd,
     /// With the container's root as its root.
     pub mounts: OwnedFd,
-    /// With a host name of its own, if it has one.
-    pub uts: Option<OwnedFd>,
+    /// Network, IPC and host name, as far as it has them of its own.
+    pub others: Vec<OwnedFd>,
     /// What keeps the container's changes on disk while anybody has it open.
     pub changes_guard: Option<OwnedFd>,
 }
 
+/// The names in procfs of the namespaces that tasks can have in common beside user and mount, as far as a container has them of
+/// its own.
+fn shared_names(own: &Unshare) -> impl Iterator<Item = &'static str> + use<> {
+    let wanted = own.names().into_iter().filter(|(name, wanted)| *wanted && *name != "pid");
+    wanted.map(|(name, _)| name)
+}
+
+/// How many [`Namespaces::others`] such a container has.
+pub fn count_others(own: &Unshare) -> usize {
+    shared_names(own).count()
+}
+
 impl Namespaces {
-    /// Those of the calling process.
-    pub fn of_this_process(own_uts: bool) -> Result<Namespaces, Failure> {
-        Namespaces::open("self", own_uts)
+    /// Those of the calling process, which has these of its own.
+    pub fn of_this_process(own: &Unshare) -> Result<Namespaces, Failure> {
+        Namespaces::open("self", shared_names(own))
     }
 
     /// Those of another process.
     pub fn of(process: &str) -> Result<Namespaces, Failure> {
-        let uts = |process: &str| fs::read_link(format!("/proc/{process}/ns/uts")).ok();
-        Namespaces::open(process, uts(process) != uts("self"))
+        let number = |process: &str, name: &str| fs::read_link(format!("/proc/{process}/ns/{name}")).ok();
+        let all = Unshare { pid: false, ipc: true, net: true, uts: true };
+        let is_own = |name: &&str| number(process, name) != number("self", name);
+        Namespaces::open(process, shared_names(&all).filter(is_own))
     }
 
-    fn open(process: &str, own_uts: bool) -> Result<Namespaces, Failure> {
+    fn open(process: &str, others: impl Iterator<Item = &'static str>) -> Result<Namespaces, Failure> {
         let open = |name: &str| {
             let path = format!("/proc/{process}/ns/{name}");
             let file = fs::File::open(&path);
             file.map(OwnedFd::from).map_err(|error| Failure::caused_by(&path, error))
         };
-        let uts = own_uts.then(|| open("uts")).transpose()?;
-        Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, uts, changes_guard: None })
+        let others = others.map(open).collect::<Result<_, _>>()?;
+        Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, others, changes_guard: None })
     }
 
     /// Enters them.
     pub fn enter(self) -> Result<(), Failure> {
-        let uts = self.uts.map(|uts| (uts, CloneFlags::CLONE_NEWUTS));
-        let others = [(self.user, CloneFlags::CLONE_NEWUSER), (self.mounts, CloneFlags::CLONE_NEWNS)];
-        for (namespace, flag) in others.into_iter().chain(uts) {
-            setns(namespace, flag)
+        // The kernel knows which kind each of them is.
+        for namespace in [self.user, self.mounts].into_iter().chain(self.others) {
+            setns(namespace, CloneFlags::empty())
                 .map_err(|errno| Failure::caused_by("cannot enter the container", errno))?;
         }
         Ok(())
@@ -111,10 +124,12 @@ fn make(kind: Namespace, limits: &NamespaceLimits) -> Result<(), Failure> {
 }
 
 /// Makes a mount namespace, whose mounts nobody outside sees, and the others that are asked for. With a process id
-/// namespace only children are in it. `limits` are those outside the container's user namespace.
+/// namespace only children are in it. `limits` are those outside the container's user namespace. Where the container follows
+/// the host, what the host mounts later appears in the mounts that are not made private.
 pub fn new_mounts_and_others(
     others: Unshare,
     hostname: Option<&str>,
+    follows_host: bool,
     limits: &NamespaceLimits,
 ) -> Result<(), Failure> {
     for (wanted, kind) in [
@@ -128,9 +143,10 @@ pub fn new_mounts_and_others(
             make(kind, limits)?;
         }
     }
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).map_err(
-        |errno| Failure::caused_by("cannot make the mounts private", errno).or_hint(MOUNTS_REFUSED),
-    )?;
+    let propagation = if follows_host { MsFlags::MS_SLAVE } else { MsFlags::MS_PRIVATE };
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | propagation, None::<&str>).map_err(|errno| {
+        Failure::caused_by("cannot make the mounts private", errno).or_hint(MOUNTS_REFUSED)
+    })?;
     if let Some(hostname) = hostname {
         sethostname(hostname).map_err(|errno| Failure::caused_by("cannot set the host name", errno))?;
     }

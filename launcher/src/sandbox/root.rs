@@ -17,7 +17,9 @@ use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::Mountable;
-use super::mounts::{bind, in_container, make_mount_point, open_entry, open_in_root, proc_path, restrict};
+use super::mounts::{
+    bind, in_container, make_mount_point, open_entry, open_in_root, proc_path, propagate, restrict,
+};
 use super::namespaces::MOUNTS_REFUSED;
 use super::processes::own_mount_name;
 use crate::mount::{Link, Shape};
@@ -131,7 +133,11 @@ fn mount_image(source: Source, directory: Option<OwnedFd>, place: &Path) -> Resu
         (Source::Directory(..), None) => {}
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
-    restrict(open_directory(place)?.as_fd(), place, flags)
+    let mounted = open_directory(place)?;
+    restrict(mounted.as_fd(), place, flags)?;
+    // Also in a container that follows the host elsewhere.
+    propagate(mounted.as_fd(), MsFlags::MS_PRIVATE | MsFlags::MS_REC)
+        .map_err(|errno| Failure::caused_by("cannot make the image's mounts private", errno))
 }
 
 /// Moves to a root directory of our own, a tmpfs with the host's root below it. Were the root put together on a
@@ -208,7 +214,18 @@ fn add_mount_points(plan: &Plan, root: &Path) -> Result<(), Failure> {
         let relative = path.strip_prefix("/").unwrap_or(path);
         make_link(root.as_fd(), relative, target).map_err(|e| in_container(path, e))?;
     }
+    for (path, content) in &plan.files {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        make_file(root.as_fd(), relative, content)
+            .map_err(|error| Failure::caused_by(format!("{} in the container", path.display()), error))?;
+    }
     Ok(())
+}
+
+/// Makes a file below a directory of ours, with the directories on the way.
+fn make_file(directory: BorrowedFd, relative: &Path, content: &[u8]) -> io::Result<()> {
+    make_mount_point(directory, relative, Shape::File)?;
+    fs::write(proc_path(open_in_root(directory, relative)?.as_fd()), content)
 }
 
 /// Makes a symbolic link below a directory of ours, with the directories on the way.

@@ -146,7 +146,7 @@ fn files(Container { image, settings }: Container, site: Vec<MountOption>) -> Ve
         .source
     {
         MountSource::Squashfs(path) => Some((path, None)),
-        MountSource::Bind(_) | MountSource::Tmpfs(_) => None,
+        MountSource::Bind(_) | MountSource::Tmpfs(_) | MountSource::Umount => None,
     });
     image.into_iter().chain(data).collect()
 }

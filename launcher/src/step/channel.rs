@@ -18,7 +18,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use nix::unistd::{Pid, getppid};
 
 use crate::plan::Facts;
-use crate::sandbox::Namespaces;
+use crate::sandbox::{Namespaces, count_others};
 use crate::sys;
 use crate::trace::OrDebug;
 
@@ -156,7 +156,7 @@ pub fn write_facts(facts: &Facts) -> Result<File, Failure> {
 /// The descriptors of the message that lets others into a container.
 pub fn descriptors(namespaces: &Namespaces, facts_file: &File) -> Vec<i32> {
     let mut fds = vec![namespaces.user.as_raw_fd(), namespaces.mounts.as_raw_fd(), facts_file.as_raw_fd()];
-    fds.extend(namespaces.uts.as_ref().map(AsRawFd::as_raw_fd));
+    fds.extend(namespaces.others.iter().map(AsRawFd::as_raw_fd));
     // Nobody needs it; in the message it stays open until all have entered.
     fds.extend(namespaces.changes_guard.as_ref().map(AsRawFd::as_raw_fd));
     fds
@@ -177,8 +177,11 @@ pub fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
     let facts = facts_file.read_exact_at(&mut text, 0).and_then(|()| Ok(serde_json::from_slice(&text)?));
     let facts: Facts = facts
         .map_err(|error| Failure::new(format!("cannot read what the first task says: {}", cause(&error))))?;
-    let uts = facts.hostname.as_ref().map(|_| fds.next().ok_or_else(incomplete)).transpose()?;
-    Ok((Namespaces { user, mounts, uts, changes_guard: None }, facts))
+    let others: Vec<OwnedFd> = fds.by_ref().take(count_others(&facts.unshare)).collect();
+    if others.len() < count_others(&facts.unshare) {
+        return Err(incomplete());
+    }
+    Ok((Namespaces { user, mounts, others, changes_guard: None }, facts))
 }
 
 /// Whether the process with this number lives and has the same parent, slurmstepd. Any other process that has the

@@ -35,7 +35,9 @@ pub fn enter(
     })?;
     let namespaces = Namespaces::of(&process).map_err(about)?;
     let workdir = fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| "/".into());
+    let was_root = geteuid().is_root();
     namespaces.enter().map_err(about)?;
+    let is_root_inside = geteuid().is_root();
     let mut environment = environment.to_vec();
     environment.retain(|(name, _)| name != request::VARIABLE && name != DIGEST_VARIABLE);
     let typed = |name: &OsStr| environment.iter().any(|(known, _)| known == name);
@@ -44,6 +46,7 @@ pub fn enter(
         image_environment: joined,
         workdir,
         workdir_why: "the directory of the step that is joined".to_owned(),
+        remapped: is_root_inside && !was_root,
         ..Facts::default()
     };
     let options = RunOptions { step: Some(StepOptions::default()), ..RunOptions::default() };

@@ -7,6 +7,7 @@
 //! Whatever goes wrong ends the task; one task of the step on each node tells the user.
 
 pub mod channel;
+pub mod entrypoint;
 mod join;
 mod step_reporter;
 
@@ -174,8 +175,9 @@ fn enter(
                     Err(failure) => notes.tell(failure.to_string()),
                 }
             }
-            let (namespaces, plan) =
+            let (namespaces, mut plan) =
                 build(handover, channel, &options, helper, *user_namespace, accounts, &mut notes)?;
+            entrypoint::run_once(&options, &mut plan.facts, environment, |text| notes.tell(text.to_owned()))?;
             if let Some(text) = sandbox::dangling_argument(&options.command) {
                 notes.tell(text);
             }

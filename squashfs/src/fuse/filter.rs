@@ -3,7 +3,9 @@
 //!
 //! A thread that has the filter hands it on to the threads that it starts.
 //!
-//! Run by: the user, in the FUSE server process.
+//! The launcher makes another filter with the same means: one that answers some calls of a container's programs.
+//!
+//! Run by: the user, in the FUSE server process and in the launcher.
 
 use std::io::{self, Write};
 
@@ -116,7 +118,50 @@ pub fn install() -> io::Result<()> {
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(io::stderr(), "{panic}");
     }));
-    let mut program = program(architecture);
+    load_program(program(architecture))
+}
+
+/// A system call that is answered without being made.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer {
+    /// Its number.
+    pub call: c_long,
+    /// Only if these bits of an argument have this value: its index, the bits, the value.
+    pub if_bits: Option<(u32, u32, u32)>,
+    /// The error that it is answered with; 0 is success.
+    pub errno: u16,
+}
+
+/// From now on these system calls, of this machine's own ABI, are answered in this process and its children, and all others are
+/// made. Needs no_new_privs. An error means that the kernel has no filters, and changes nothing.
+pub fn install_answers(answers: &[Answer]) -> io::Result<()> {
+    let architecture = ARCHITECTURE.ok_or(io::ErrorKind::Unsupported)?;
+    load_program(answering_program(architecture, answers))
+}
+
+fn answering_program(architecture: u32, answers: &[Answer]) -> Vec<sock_filter> {
+    let allow = libc::SECCOMP_RET_ALLOW;
+    let mut program =
+        vec![step(LOAD, ARCH), jump(architecture, 1, 0), step(RETURN, allow), step(LOAD, NUMBER)];
+    for Answer { call, if_bits, errno } in answers {
+        let answer = step(RETURN, libc::SECCOMP_RET_ERRNO | u32::from(*errno));
+        match if_bits {
+            None => program.extend([jump(*call as u32, 0, 1), answer]),
+            Some((argument, bits, value)) => program.extend([
+                jump(*call as u32, 0, 5),
+                step(LOAD, ARGUMENTS + 8 * argument),
+                step(AND, *bits),
+                jump(*value, 0, 1),
+                answer,
+                step(LOAD, NUMBER),
+            ]),
+        }
+    }
+    program.push(step(RETURN, allow));
+    program
+}
+
+fn load_program(mut program: Vec<sock_filter>) -> io::Result<()> {
     let length = program.len().try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
     let program = sock_fprog { len: length, filter: program.as_mut_ptr() };
     // Without the flag, kernels before 5.16 slow down every process that has a filter, against attacks (speculative store

@@ -1,0 +1,194 @@
+//! The flags of a mount that a user asks for, word by word: those of enroot, by which pyxis's users write them, and our own.
+
+use crate::Failure;
+use crate::options::parse_size;
+
+/// How a mount is restricted, and what becomes of mounts that are made below it later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountFlags {
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// Programs cannot be executed.
+    pub no_exec: bool,
+    /// As mount(2) calls it; where nothing is said, it is private with all that is mounted below it.
+    pub propagation: Option<Propagation>,
+}
+
+/// A mount's propagation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Propagation {
+    /// Which.
+    pub kind: PropagationKind,
+    /// For all mounts below it as well.
+    pub recursive: bool,
+}
+
+/// What becomes of mounts that are made below it later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PropagationKind {
+    /// What the node mounts there appears inside.
+    Slave,
+    /// Mounts in further namespaces of the container appear in each other.
+    Shared,
+    /// Nothing.
+    Private,
+    /// The same, and it cannot be bound elsewhere.
+    Unbindable,
+}
+
+impl Propagation {
+    const WORDS: [(&str, PropagationKind); 4] = [
+        ("slave", PropagationKind::Slave),
+        ("shared", PropagationKind::Shared),
+        ("private", PropagationKind::Private),
+        ("unbindable", PropagationKind::Unbindable),
+    ];
+
+    fn parse(word: &str) -> Option<Propagation> {
+        let found = |word: &str| Propagation::WORDS.iter().find(|(known, _)| *known == word);
+        let plain = found(word).map(|(_, kind)| Propagation { kind: *kind, recursive: false });
+        let recursive = || found(word.strip_prefix('r')?).map(|(_, kind)| *kind);
+        plain.or_else(|| recursive().map(|kind| Propagation { kind, recursive: true }))
+    }
+
+    fn text(self) -> String {
+        let word =
+            Propagation::WORDS.iter().find(|(_, kind)| *kind == self.kind).map_or("", |(word, _)| word);
+        format!("{}{word}", if self.recursive { "r" } else { "" })
+    }
+}
+
+/// The options of an empty tmpfs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tmpfs {
+    /// What it can hold, as the kernel reads it.
+    pub size: Option<String>,
+    /// The permissions of its directory, in octal.
+    pub mode: Option<String>,
+}
+
+impl Tmpfs {
+    /// Everybody's, as /tmp is, where nothing else is said.
+    pub const DEFAULT_MODE: &str = "1777";
+
+    /// One of this size.
+    pub fn of_size(size: Option<String>) -> Tmpfs {
+        Tmpfs { size, mode: None }
+    }
+
+    /// What mount(2) is given.
+    pub fn text(&self) -> String {
+        let size = self.size.as_ref().map_or_else(String::new, |size| format!(",size={size}"));
+        format!("mode={}{size}", self.mode.as_deref().unwrap_or(Tmpfs::DEFAULT_MODE))
+    }
+}
+
+/// What a mount point is to be where the image lacks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Create {
+    /// `x-create=file`.
+    File,
+    /// `x-create=dir`.
+    Directory,
+}
+
+/// All flags of one mount, as they are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlagWords {
+    /// Those of the mount itself.
+    pub flags: MountFlags,
+    /// Those of a tmpfs.
+    pub tmpfs: Tmpfs,
+    /// The source is a squashfs file.
+    pub squashfs: bool,
+    /// A source that is not there is no failure.
+    pub no_fail: bool,
+    /// What the mount point is to be.
+    pub create: Option<Create>,
+}
+
+impl FlagWords {
+    /// Takes one word; None if there is no such flag.
+    pub fn add(&mut self, word: &str) -> Result<Option<()>, Failure> {
+        match word {
+            "ro" => self.flags.read_only = true,
+            "rw" => self.flags.read_only = false,
+            "noexec" => self.flags.no_exec = true,
+            "exec" => self.flags.no_exec = false,
+            // Always so: a user namespace can bind only whole trees, and no mount inside gives privileges. Times are the
+            // source's business, and a mount that fails is told in any case.
+            "bind" | "rbind" | "nosuid" | "nodev" | "defaults" | "atime" | "noatime" | "diratime"
+            | "nodiratime" | "relatime" | "norelatime" | "async" | "silent" | "loud" | "x-create=auto" => {}
+            "squashfs" => self.squashfs = true,
+            "nofail" => self.no_fail = true,
+            "x-create=file" => self.create = Some(Create::File),
+            "x-create=dir" => self.create = Some(Create::Directory),
+            _ => match (word.split_once('='), Propagation::parse(word)) {
+                (Some(("size", size)), _) => self.tmpfs.size = Some(parse_size(size)?),
+                (Some(("mode", mode)), _) => self.tmpfs.mode = Some(parse_mode(mode)?),
+                (_, Some(propagation)) => self.flags.propagation = Some(propagation),
+                _ => return Ok(None),
+            },
+        }
+        Ok(Some(()))
+    }
+
+    /// The words that [`FlagWords::add`] reads as these flags.
+    pub fn text(&self) -> String {
+        let MountFlags { read_only, no_exec, propagation } = self.flags;
+        let create = self.create.map(|create| match create {
+            Create::File => "x-create=file",
+            Create::Directory => "x-create=dir",
+        });
+        let words = [
+            self.squashfs.then(|| "squashfs".to_owned()),
+            self.tmpfs.size.as_ref().map(|size| format!("size={size}")),
+            self.tmpfs.mode.as_ref().map(|mode| format!("mode={mode}")),
+            Some(if read_only { "ro" } else { "rw" }.to_owned()),
+            no_exec.then(|| "noexec".to_owned()),
+            propagation.map(Propagation::text),
+            self.no_fail.then(|| "nofail".to_owned()),
+            create.map(str::to_owned),
+        ];
+        words.into_iter().flatten().collect::<Vec<_>>().join("+")
+    }
+}
+
+/// Permissions as chmod takes them.
+fn parse_mode(text: &str) -> Result<String, Failure> {
+    let good = (3..=4).contains(&text.len()) && text.bytes().all(|digit| (b'0'..=b'7').contains(&digit));
+    if good {
+        return Ok(text.to_owned());
+    }
+    Err(Failure::new(format!("mode={} is not an octal mode", crate::failure::quote(text.as_bytes()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_survives_its_text() {
+        let words = "slave rslave shared rshared private rprivate unbindable runbindable ro rw noexec nofail squashfs \
+                     size=1g mode=0755 x-create=file x-create=dir x-create=auto defaults bind rbind";
+        for word in words.split_whitespace() {
+            let mut flags = FlagWords::default();
+            assert_eq!(flags.add(word), Ok(Some(())), "{word}");
+            let mut again = FlagWords::default();
+            flags.text().split('+').for_each(|word| drop(again.add(word)));
+            assert_eq!(again, flags, "{word}");
+        }
+        for word in ["dev", "suid", "remount", "x-create", "rro", "rrslave", ""] {
+            assert_eq!(FlagWords::default().add(word), Ok(None), "{word}");
+        }
+        let failure = FlagWords::default().add("mode=999").unwrap_err();
+        assert_eq!(failure.message, "mode=999 is not an octal mode");
+    }
+
+    #[test]
+    fn a_tmpfs_is_everybodys_unless_told_otherwise() {
+        assert_eq!(Tmpfs::default().text(), "mode=1777");
+        let small = Tmpfs { size: Some("1m".to_owned()), mode: Some("700".to_owned()) };
+        assert_eq!(small.text(), "mode=700,size=1m");
+    }
+}
