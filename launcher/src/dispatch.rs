@@ -114,10 +114,9 @@ fn told_by_clap(error: &clap::Error) -> ExitCode {
 }
 
 fn run(container: cli::ContainerArgs) -> ExitCode {
-    let outcome = container.into_options().and_then(|options| match share::rendezvous(&options)? {
+    let outcome = container.into_options().and_then(|options| match share::find(&options)? {
         None => pipeline::run(&options),
-        // It has told the user already, or another rank has.
-        Some(rendezvous) => Ok(i32::from(share::run(&options, &rendezvous).kind.exit_code())),
+        Some(shared) => share::run(&options, &shared),
     });
     match outcome {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(FailureKind::CannotStart.exit_code())),

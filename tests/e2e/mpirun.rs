@@ -75,7 +75,7 @@ fn ranks_on_two_nodes_compute_together() {
         mpirun("sh -c 'echo $(hostname) $(readlink /proc/self/ns/mnt) $OMPI_COMM_WORLD_SIZE; sleep 1'");
     assert_eq!(different(&told, 4), 2, "{}", told.text());
     // In a batch script, with a session directory that the image does not have.
-    let script = "#!/bin/bash\\nexport TMPDIR=/local\\nmpirun.openmpi mizzen run /shared/py.sqsh python3 allreduce.py\\n";
+    let script = "#!/bin/bash\\nmpirun.openmpi --mca orte_tmpdir_base /local mizzen run /shared/py.sqsh python3 allreduce.py\\n";
     let batch = cluster.run(&format!(
         "printf '{script}' > job.sh; sbatch --quiet --wait -N2 -n4 --ntasks-per-node=2 -o job.out job.sh; code=$?; \
          sort job.out; exit $code"
@@ -230,6 +230,12 @@ fn who_is_meant_by_an_option_is_in_one_container() {
     assert_eq!(different(&alice(&siblings), 3), 1);
     let strangers = named.replace("--share=n", "--share");
     assert_eq!(different(&alice(&strangers), 3), 3);
+    // Ranks that srun has started without the plugin's options; what is no rank of MPI has nothing to share.
+    let steps = |mpi: &str| {
+        let step = format!("srun --quiet -n4 --mpi={mpi} mizzen run {image} {held}");
+        different(&cluster.run(&step), 4)
+    };
+    assert_eq!((steps("pmi2"), steps("none")), (1, 4));
     // What cannot be shared says so.
     let refused = alice(&format!("mizzen run --share --unshare pid {image} true"));
     let hint = "who shares a container is in its user and mount namespace; leave one of the two away";
@@ -265,6 +271,19 @@ fn a_failure_of_all_ranks_is_told_once() {
     );
     assert_eq!(killed.stdout, "", "{}", killed.text());
     empty.assert_again(&cluster, "failures");
+    // There is no room for a socket.
+    let full = "mount -t tmpfs -o mode=1777,nr_inodes=2 full /var/tmp";
+    assert_out(&cluster.run_on("node1", User::Root, full), 0, "");
+    let alone = ranks(&cluster, "ranks 4 mizzen run /shared/bb.sqsh echo ran");
+    assert_out(&alone, 0, &"ran\n".repeat(4));
+    assert_failed(
+        &alone,
+        0,
+        "mizzen: note: every rank has a container of its own: /var/tmp/mizzen-2001/share-",
+    );
+    let asked = ranks(&cluster, "mizzen run --share /shared/bb.sqsh echo ran");
+    assert_failed(&asked, 125, "mizzen: --share: /var/tmp/mizzen-2001/share-");
+    assert_failed(&asked, 125, ": cannot listen: No space left on device");
 }
 
 /// Whoever comes first, last, or in between, and whoever is killed: the others are in one container, and nothing is left.
@@ -363,20 +382,19 @@ fn another_user_stops_and_misleads_nobody() {
         "stat -c '%U %a' /var/tmp/mizzen-2001.3; ls /var/tmp/mizzen-2001",
     );
     assert_silent(&directory, "alice 700\n");
-    // While they run, Bob gets neither at the socket nor at its directory.
-    let script =
-        format!("{RANKS} ranks 4 mizzen run {image} sh -c 'sleep 2' & sleep 0.5; ls /var/tmp/mizzen-2001.3");
-    let name = cluster.run_on("node1", User::Alice, &format!("{script}; wait"));
-    assert!(name.stdout.starts_with("share-"), "{}", name.text());
-    let reach = "python3 -c 'import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(\"/var/tmp/mizzen-2001.3/x\")' 2>&1 \
-                 | tail -1; ls /var/tmp/mizzen-2001.3 2>&1";
-    let refused = bob(reach);
-    assert_eq!(
-        refused.stdout.matches("Permission denied").count(),
-        1 + usize::from(refused.stdout.contains("PermissionError")),
-        "{}",
-        refused.text()
+    // While they run, Bob does not get at the socket.
+    let mut running = cluster.command(
+        "node1",
+        User::Alice,
+        &["bash", "-c", &format!("{RANKS} ranks 4 mizzen run {image} sleep 3")],
     );
+    let mut running = running.spawn().unwrap();
+    let socket = "for i in $(seq 100); do name=$(ls /var/tmp/mizzen-2001.3) && [ -n \"$name\" ] && break; sleep 0.05; done; echo $name";
+    let socket = cluster.run_on("node1", User::Alice, socket).stdout;
+    assert!(socket.starts_with("share-"), "{socket}");
+    let reach = bob(&format!("stat /var/tmp/mizzen-2001.3/{socket}"));
+    assert_failed(&reach, 1, "Permission denied");
+    assert!(running.wait().unwrap().success());
     // All names that her directory could have: every rank has a container of its own, and one of them says why.
     cluster.run_on("node1", User::Root, "rm -rf /var/tmp/mizzen-2001.3");
     bob("for i in 3 4 5 6 7 8 9 10 11 12 13 14 15; do mkdir /var/tmp/mizzen-2001.$i; done");

@@ -37,37 +37,43 @@ use crate::report::{report, report_note};
 use crate::step::channel::{descriptors, read_message, write_facts};
 use crate::{pipeline, sandbox, sys};
 use launch::Rank;
-use rendezvous::Arrival;
-pub use rendezvous::Rendezvous;
+use rendezvous::{Arrival, Rendezvous};
 use server::NamespaceServer;
 
-/// Where this run finds those that it shares its container with, if it shares one.
-pub fn rendezvous(options: &RunOptions) -> Result<Option<Rendezvous>, Failure> {
+/// A container that this run has in common with others.
+pub struct Shared {
+    /// Where it finds them.
+    rendezvous: Rendezvous,
+    /// What it is among them, if they are the ranks of a launch, and nobody has asked for more.
+    rank: Option<Rank>,
+}
+
+/// Finds out whether this run shares its container, and with whom.
+pub fn find(options: &RunOptions) -> Result<Option<Shared>, Failure> {
     let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let rank = launch::rank(&environment);
-    let several = rank.as_ref().filter(|rank| rank.local_size > 1);
-    let (launch, is_asked) = match (&options.sharing, several) {
-        (Sharing::No, _) | (Sharing::Ranks, None) => return Ok(None),
-        (Sharing::Ranks, Some(rank)) => (rank.launch(), false),
-        (Sharing::Siblings, _) => (rank.as_ref().map_or_else(launch::of_parent, Rank::launch), true),
-        (Sharing::Named(name), _) => {
+    let (launch, rank) = match &options.sharing {
+        Sharing::No => return Ok(None),
+        Sharing::Ranks => match rank.filter(|rank| rank.local_size > 1) {
+            None => return Ok(None),
+            Some(rank) => (rank.launch(), Some(rank)),
+        },
+        Sharing::Siblings => (rank.as_ref().map_or_else(launch::of_parent, Rank::launch), None),
+        Sharing::Named(name) => {
             let job = environment.iter().find(|(name, _)| name == "SLURM_JOB_ID").map(|(_, job)| job);
-            (format!("name {name:?} {job:?}"), true)
+            (format!("name {name:?} {job:?}"), None)
         }
     };
     if let Some(failure) = unshareable(options) {
-        return if is_asked { Err(failure) } else { Ok(None) };
+        return if rank.is_none() { Err(failure) } else { Ok(None) };
     }
     let key = format!("{} {launch} {}", build::NAME, shape(options, &environment));
     debug!(launch, "the container is shared");
-    match Rendezvous::open(options.staging.directory(), &key) {
-        Ok(rendezvous) => Ok(Some(rendezvous)),
-        Err(failure) if is_asked => Err(failure.about("--share")),
-        Err(failure) => {
-            // One of them tells it.
-            if several.is_some_and(|rank| rank.is_first) {
-                report_note(&format!("every rank has a container of its own: {failure}"));
-            }
+    match (Rendezvous::open(options.staging.directory(), &key), rank) {
+        (Ok(rendezvous), rank) => Ok(Some(Shared { rendezvous, rank })),
+        (Err(failure), None) => Err(failure.about("--share")),
+        (Err(failure), Some(rank)) => {
+            note_alone(&rank, &failure);
             Ok(None)
         }
     }
@@ -99,7 +105,9 @@ fn shape(options: &RunOptions, environment: &[(OsString, OsString)]) -> String {
         ..options.clone()
     };
     let variable = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
-    let mounted = ["HOME", "TMPDIR", "PMIX_SERVER_TMPDIR"].map(variable);
+    // /tmp is there in any case. (Slurm 22.05 sets TMPDIR=/tmp for the first task of a node alone.)
+    let mounted = |value: &&OsString| !Path::new(value).starts_with("/tmp");
+    let mounted = ["HOME", "TMPDIR", "PMIX_SERVER_TMPDIR"].map(|name| variable(name).filter(mounted));
     // A rank may be told its own GPU; whether it has one at all decides what is mounted.
     let gpus = ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"];
     let gpus = gpus.map(|name| variable(name).is_some_and(|value| !value.is_empty() && value != "-1"));
@@ -134,49 +142,58 @@ fn image_identity(image: &ImageSource) -> Option<(u64, u64, [i64; 5])> {
 const ATTEMPTS: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Becomes the program in the shared container. Returns only why not, when the user has been told.
-pub fn run(options: &RunOptions, rendezvous: &Rendezvous) -> Failure {
+/// Becomes the program in the shared container. Returns why not; or its exit code, when the user has been told.
+pub fn run(options: &RunOptions, shared: &Shared) -> Result<i32, Failure> {
+    let rank = shared.rank.as_ref();
     for _ in 0..ATTEMPTS {
-        let arrived = rendezvous.arrive().map_err(|failure| failure.about("cannot share a container"));
-        match arrived {
-            Ok(Arrival::First(listener)) => return build_and_run(options, rendezvous, listener),
+        match shared.rendezvous.arrive() {
+            Ok(Arrival::First(listener)) => return build_and_run(options, shared, listener),
             Ok(Arrival::Later(connection)) => match receive(&connection) {
                 Ok(Some((Outcome::Ready, fds))) => return enter_and_run(options, fds),
                 // The builder has told the user.
-                Ok(Some((Outcome::Failed(failure), _))) => return failure,
+                Ok(Some((Outcome::Failed(failure), _))) => return Ok(told(&failure)),
                 // Who was there has ended without a word, or with the last of its container.
                 Ok(None) => std::thread::sleep(PAUSE),
-                Err(errno) => return told(Failure::caused_by("cannot hear of the shared container", errno)),
+                Err(errno) => return Err(Failure::caused_by("cannot hear of the shared container", errno)),
             },
-            Err(failure) => return told(failure),
+            Err(failure) => return run_alone(options, rank, failure),
         }
     }
-    let message = format!("cannot share a container: {ATTEMPTS} times who was there ended without a word");
-    told(Failure::new(message).hint("--no-share makes one for each process"))
+    run_alone(options, rank, Failure::new(format!("{ATTEMPTS} times who was there ended without a word")))
 }
 
-fn told(failure: Failure) -> Failure {
-    report(&failure);
-    failure
+/// Nobody can be met here. Who has not asked for it does without.
+fn run_alone(options: &RunOptions, rank: Option<&Rank>, why: Failure) -> Result<i32, Failure> {
+    let Some(rank) = rank else { return Err(why.about("--share")) };
+    note_alone(rank, &why);
+    pipeline::run(options)
+}
+
+/// One of the ranks tells it.
+fn note_alone(rank: &Rank, why: &Failure) {
+    if rank.is_first {
+        report_note(&format!("every rank has a container of its own: {why}"));
+    }
+}
+
+/// The exit code of a rank whose failure the user knows.
+fn told(failure: &Failure) -> i32 {
+    i32::from(failure.kind.exit_code())
 }
 
 /// The first to arrive: makes the container, and lets the others in.
-fn build_and_run(options: &RunOptions, rendezvous: &Rendezvous, listener: OwnedFd) -> Failure {
-    let server = match NamespaceServer::start(rendezvous, listener) {
-        Ok(server) => server,
-        Err(failure) => {
-            rendezvous.remove();
-            return told(failure);
-        }
-    };
+fn build_and_run(options: &RunOptions, shared: &Shared, listener: OwnedFd) -> Result<i32, Failure> {
+    let others = shared.rank.as_ref().map_or(0, |rank| rank.local_size.saturating_sub(1));
+    let server = NamespaceServer::start(&shared.rendezvous, listener, others)
+        .inspect_err(|_| shared.rendezvous.remove())?;
     match make(options, &server) {
-        Ok((program, claim)) => claim.report(sandbox::exec_program(&program)),
+        Ok((program, claim)) => Ok(claim.report(&sandbox::exec_program(&program))),
         Err(failure) => {
             // First the user is told: a manager that sees a rank end may end the others at once.
             cancel::hold_back_signals();
             report(&failure);
             server.announce_failure(&failure);
-            failure
+            Ok(told(&failure))
         }
     }
 }
@@ -195,10 +212,10 @@ fn make(options: &RunOptions, server: &NamespaceServer) -> Result<(Program, Clai
 }
 
 /// A later one: enters.
-fn enter_and_run(options: &RunOptions, fds: Vec<OwnedFd>) -> Failure {
+fn enter_and_run(options: &RunOptions, fds: Vec<OwnedFd>) -> Result<i32, Failure> {
     let mut fds = fds.into_iter();
     let Some(claim) = fds.next().map(|fd| Claim(fd.into())) else {
-        return told(Failure::caused_by("cannot take over the container's namespaces", Errno::EMFILE));
+        return Err(Failure::caused_by("cannot take over the container's namespaces", Errno::EMFILE));
     };
     let entered = read_message(fds.collect()).and_then(|(namespaces, facts)| {
         namespaces.enter()?;
@@ -207,14 +224,14 @@ fn enter_and_run(options: &RunOptions, fds: Vec<OwnedFd>) -> Failure {
     let facts = match entered {
         // The variables are the rank's own.
         Ok(facts) => Facts { environment: options.environment.clone(), ..facts },
-        Err(failure) => return claim.report(failure),
+        Err(failure) => return Ok(claim.report(&failure)),
     };
     if options.settings.verbose() != Verbosity::Quiet {
         report_note("in the container of another process of this launch");
     }
     let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let program = Program::new(options, &facts, typed_command(options, &facts), &environment);
-    claim.report(sandbox::exec_program(&program))
+    Ok(claim.report(&sandbox::exec_program(&program)))
 }
 
 /// Waits for the answer of who is there; none if it has ended.
@@ -250,13 +267,13 @@ impl Claim {
     }
 
     /// Tells it, if nobody else has.
-    fn report(mut self, failure: Failure) -> Failure {
+    fn report(mut self, failure: &Failure) -> i32 {
         cancel::hold_back_signals();
         // Its writer has closed it: who comes later finds the end.
         if matches!(self.0.read(&mut [0]), Ok(1)) {
-            report(&failure);
+            report(failure);
         }
-        failure
+        told(failure)
     }
 }
 
@@ -284,6 +301,8 @@ mod tests {
         assert_ne!(shape, shape_of(&other, &[("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "-1")]));
         other.settings.remap_root = Some(true);
         assert_ne!(shape, shape_of(&other, &[("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "1")]));
+        let temporary = [("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "0"), ("TMPDIR", "/tmp")];
+        assert_eq!(shape, shape_of(&options, &temporary));
         let image = RunOptions { image: ImageSource::file("/other.sqsh"), ..options };
         assert_ne!(shape, shape_of(&image, &[("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "0")]));
     }

@@ -6,7 +6,7 @@
 //! Runs as the user on the host, in a session of its own, with all signals blocked. It reads nothing of what others send.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
 use mizzen_core::handover::{OUTCOME_LIMIT, Outcome};
@@ -24,12 +24,20 @@ use crate::trace::OrDebug;
 /// The kernel may have no room for more descriptors under way, or this process for another connection.
 const RETRY: Duration = Duration::from_millis(20);
 
+/// So long those who come late hear that there is no container: one failure of all ranks is told once.
+const LATE: Duration = Duration::from_secs(1);
+
 /// The builder's connection to its server.
 pub struct NamespaceServer(OwnedFd);
 
 impl NamespaceServer {
-    /// Starts it for the container that this process makes. To be called on the host, with a single thread.
-    pub fn start(rendezvous: &Rendezvous, listener: OwnedFd) -> Result<NamespaceServer, Failure> {
+    /// Starts it for the container that this process makes, and that so many others want to share, if that is known. To be
+    /// called on the host, with a single thread.
+    pub fn start(
+        rendezvous: &Rendezvous,
+        listener: OwnedFd,
+        others: u32,
+    ) -> Result<NamespaceServer, Failure> {
         let failed =
             |error: std::io::Error| Failure::caused_by("cannot start the process that lets others in", error);
         // A caller that ignores it would have our child vanish without a word.
@@ -41,7 +49,7 @@ impl NamespaceServer {
         let keep = [rendezvous.descriptor(), listener.as_fd(), announced.as_fd(), builder.as_fd()];
         sys::spawn_detached(&keep, || {
             become_server();
-            Serving::new(&listener, &announced, &builder).serve();
+            Serving::new(&listener, &announced, &builder, others).serve();
             rendezvous.remove();
         })
         .map_err(failed)?;
@@ -76,8 +84,10 @@ fn become_server() {
 enum Answer {
     /// Nothing yet: the container is being made.
     None,
-    /// The message of the builder, with its descriptors.
-    Some { text: Vec<u8>, fds: Vec<OwnedFd>, is_ready: bool },
+    /// How to enter: the message of the builder, with its descriptors.
+    Ready { text: Vec<u8>, fds: Vec<OwnedFd> },
+    /// Why there is none: the message of the builder.
+    Failed { text: Vec<u8>, at: Instant },
 }
 
 /// A process that waits for its answer.
@@ -90,6 +100,8 @@ struct Serving<'a> {
     listener: &'a OwnedFd,
     announced: &'a OwnedFd,
     builder: &'a OwnedFd,
+    /// How many others are known to come, and have no answer yet.
+    others: u32,
     answer: Answer,
     waiting: Vec<Waiting>,
     /// Processes that have been let in, and have not ended.
@@ -97,15 +109,9 @@ struct Serving<'a> {
 }
 
 impl<'a> Serving<'a> {
-    fn new(listener: &'a OwnedFd, announced: &'a OwnedFd, builder: &'a OwnedFd) -> Serving<'a> {
-        Serving {
-            listener,
-            announced,
-            builder,
-            answer: Answer::None,
-            waiting: Vec::new(),
-            members: Vec::new(),
-        }
+    fn new(listener: &'a OwnedFd, announced: &'a OwnedFd, builder: &'a OwnedFd, others: u32) -> Serving<'a> {
+        let (answer, waiting, members) = (Answer::None, Vec::new(), Vec::new());
+        Serving { listener, announced, builder, others, answer, waiting, members }
     }
 
     /// Until nobody is left who could be met. Who connects after that finds the connection ended, and begins anew.
@@ -126,8 +132,10 @@ impl<'a> Serving<'a> {
             match sys::receive_descriptors(self.announced, &mut text, MsgFlags::MSG_DONTWAIT) {
                 Ok((length @ 1.., fds)) => {
                     text.truncate(length);
-                    let is_ready = Outcome::decode(&text) == Outcome::Ready;
-                    self.answer = Answer::Some { text, fds, is_ready };
+                    self.answer = match Outcome::decode(&text) {
+                        Outcome::Ready => Answer::Ready { text, fds },
+                        Outcome::Failed(_) => Answer::Failed { text, at: Instant::now() },
+                    };
                 }
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 // It has ended without a word.
@@ -138,10 +146,8 @@ impl<'a> Serving<'a> {
         self.waiting.retain(|waiting| !has_hung_up(waiting.connection.as_fd()));
         match self.answer {
             Answer::None => builder_lives,
-            Answer::Some { is_ready: true, .. } => {
-                builder_lives || !self.members.is_empty() || !self.waiting.is_empty()
-            }
-            Answer::Some { is_ready: false, .. } => !self.waiting.is_empty(),
+            Answer::Ready { .. } => builder_lives || !self.members.is_empty() || !self.waiting.is_empty(),
+            Answer::Failed { at, .. } => !self.waiting.is_empty() || self.others > 0 && at.elapsed() < LATE,
         }
     }
 
@@ -158,13 +164,19 @@ impl<'a> Serving<'a> {
     }
 
     fn answer_all(&mut self) {
-        let Answer::Some { text, fds, is_ready } = &self.answer else { return };
+        let (text, fds): (_, &[OwnedFd]) = match &self.answer {
+            Answer::None => return,
+            Answer::Ready { text, fds } => (text, fds),
+            Answer::Failed { text, .. } => (text, &[]),
+        };
         let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         for waiting in std::mem::take(&mut self.waiting) {
             match sys::send_descriptors(&waiting.connection, text, &fds) {
-                // A member from now on: it has what it needs to enter.
-                Ok(()) if *is_ready => self.members.push(waiting.process),
-                Ok(()) => {}
+                Ok(()) => {
+                    self.others = self.others.saturating_sub(1);
+                    // It has what it needs to enter.
+                    self.members.push(waiting.process);
+                }
                 // Too many descriptors are under way: soon.
                 Err(Errno::EAGAIN | Errno::ETOOMANYREFS | Errno::ENOBUFS | Errno::ENOMEM) => {
                     self.waiting.push(waiting)
@@ -188,8 +200,15 @@ impl<'a> Serving<'a> {
         // Nothing is read from these: their end alone matters, which is told in any case.
         let connections = self.waiting.iter().map(|waiting| waiting.connection.as_fd());
         sources.extend(connections.map(|connection| PollFd::new(connection, PollFlags::empty())));
-        let retry = PollTimeout::try_from(RETRY).unwrap_or(PollTimeout::ZERO);
-        let patience = if is_made && !self.waiting.is_empty() { retry } else { PollTimeout::NONE };
+        let patience = match self.answer {
+            Answer::None => None,
+            _ if !self.waiting.is_empty() => Some(RETRY),
+            Answer::Ready { .. } => None,
+            Answer::Failed { at, .. } => Some(LATE.saturating_sub(at.elapsed())),
+        };
+        let patience = patience.map_or(PollTimeout::NONE, |time| {
+            PollTimeout::try_from(time + Duration::from_millis(1)).unwrap_or(PollTimeout::ZERO)
+        });
         let _ = poll(&mut sources, patience);
     }
 }
