@@ -5,7 +5,8 @@
 
 use std::path::PathBuf;
 
-use crate::request::{Container, NONE};
+use crate::request::{Container, ImageSource, NONE};
+use crate::settings::NameMode;
 use crate::{Failure, Request, Settings, Variables};
 
 /// What was typed.
@@ -65,12 +66,24 @@ pub fn merge(
             .map(|(name, value)| ImageOption::Image { option: name.to_owned(), value: value.to_vec() }),
         image => image,
     };
+    let typed_image = image.clone();
+    let named = typed.settings.name.is_some()
+        || inherited.is_none() && image.is_none() && variables.name_a_container();
     // Not before a container is asked for: nothing that is wrong with a variable may end a job without one.
     let settings_below = |lookup: &mut dyn ImageLookup| {
         // Before they meet the job's, whose paths are absolute.
         let own = typed.settings.clone().absolute(&lookup.directory()?);
         Ok(match &inherited {
-            Some(Request::Container(container)) => own.within(container.settings.clone()),
+            Some(Request::Container(container)) => {
+                let mut outer = container.settings.clone();
+                // A container has one image: whoever names another one means another container.
+                outer.name = outer.name.filter(|_| typed_image.is_none());
+                // That it had to be new, or to run, was said of the job's own.
+                if let Some(name) = &mut outer.name {
+                    name.mode = NameMode::Auto;
+                }
+                own.within(outer)
+            }
             Some(_) => own,
             None => own.or(variables.settings()?.absolute(&lookup.directory()?)),
         })
@@ -92,6 +105,10 @@ pub fn merge(
             let settings = settings_below(lookup)?;
             Ok(Some(Request::Container(Container { image: outer.image.clone(), settings })))
         }
+        (None, _) if named => {
+            let settings = settings_below(lookup)?;
+            Ok(Some(Request::Container(Container { image: ImageSource::Recorded, settings })))
+        }
         (None, _) if typed.settings != Settings::default() => {
             let option = typed.first_option.clone().unwrap_or_default();
             Err(Failure::new(format!("{option}: without a container"))
@@ -104,7 +121,6 @@ pub fn merge(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::ImageSource;
     use crate::settings::Key;
 
     struct Here;
@@ -149,6 +165,11 @@ mod tests {
     fn the_first_that_has_it_wins() {
         let home = [(Key::MountHome, "no")];
         let outer = || Some(container("outer", &[(Key::Writable, "yes"), (Key::MountHome, "yes")]));
+        let name = [(Key::Name, "dev")];
+        let named = ("MIZZEN_CONTAINER_NAME", "dev");
+        let recorded = |pairs: &[(Key, &str)]| {
+            Request::Container(Container { image: ImageSource::Recorded, settings: settings(pairs) })
+        };
         let image = ("MIZZEN_CONTAINER", "variable");
         let writable = ("MIZZEN_CONTAINER_WRITABLE", "yes");
         for (what, asked, inherited, environment, expected) in [
@@ -177,6 +198,36 @@ mod tests {
                 outer(),
                 &[],
                 Some(container("a", &[(Key::Writable, "yes"), (Key::MountHome, "yes")])),
+            ),
+            ("a name alone", typed(None, &name), None, &[], Some(recorded(&name))),
+            ("a name in a variable", typed(None, &[]), None, &[named], Some(recorded(&name))),
+            (
+                "a name in a job on the host",
+                typed(None, &name),
+                Some(Request::Host),
+                &[],
+                Some(recorded(&name)),
+            ),
+            (
+                "a job without a container",
+                typed(None, &[]),
+                Some(Request::Host),
+                &[named],
+                Some(Request::Host),
+            ),
+            (
+                "the enclosing job's name",
+                typed(None, &[]),
+                Some(container("outer", &[(Key::Name, "dev:create")])),
+                &[],
+                Some(container("outer", &name)),
+            ),
+            (
+                "another image than the name's",
+                typed(Some("a"), &[]),
+                Some(container("outer", &name)),
+                &[],
+                Some(container("a", &[])),
             ),
             ("none", typed(Some("none"), &[]), outer(), &[], Some(Request::Host)),
             (

@@ -12,6 +12,9 @@ const IMAGE: &str = "MIZZEN_CONTAINER";
 /// The same: the name that follows from `--container-image`.
 const IMAGE_TOO: &str = "MIZZEN_CONTAINER_IMAGE";
 
+/// The name of a container, which may do without an image.
+const NAME: &str = "MIZZEN_CONTAINER_NAME";
+
 /// Those of the variables that an environment has, with their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variables(Vec<(Vec<u8>, Vec<u8>)>);
@@ -30,9 +33,14 @@ impl Variables {
         Variables(found.map(|(name, value)| (name.to_vec(), value.to_vec())).collect())
     }
 
-    /// Whether one of them names an image, however badly.
-    pub fn name_an_image(&self) -> bool {
-        [IMAGE, IMAGE_TOO].into_iter().any(|name| self.value(name).is_some())
+    /// Whether one of them names an image or a container, however badly.
+    pub fn ask_for_container(&self) -> bool {
+        [IMAGE, IMAGE_TOO].into_iter().any(|name| self.value(name).is_some()) || self.name_a_container()
+    }
+
+    /// Whether one of them names a container.
+    pub fn name_a_container(&self) -> bool {
+        self.value(NAME).is_some_and(|name| !name.is_empty())
     }
 
     /// The image, and the variable that names it.
@@ -90,13 +98,15 @@ mod tests {
         for name in [IMAGE, IMAGE_TOO] {
             let one = variables(&[("HOME", "/"), (name, "a.sqsh"), ("MIZZEN_CONTAINERS", "no")]);
             assert_eq!(one.image(), Ok(Some((name, b"a.sqsh".as_slice()))));
-            assert!(one.name_an_image() && one.settings() == Ok(Settings::default()));
+            assert!(one.ask_for_container() && one.settings() == Ok(Settings::default()));
         }
         assert_eq!(variables(&[(IMAGE, "a"), (IMAGE_TOO, "a")]).image(), Ok(Some((IMAGE, b"a".as_slice()))));
         let two = variables(&[(IMAGE, "a"), (IMAGE_TOO, "b")]).image().unwrap_err();
         let message = "MIZZEN_CONTAINER=a and MIZZEN_CONTAINER_IMAGE=b: two images for one container";
         assert_eq!(two.message, message);
-        assert!(!variables(&[("MIZZEN_CONTAINER_MOUNTS", "/a")]).name_an_image());
+        assert!(!variables(&[("MIZZEN_CONTAINER_MOUNTS", "/a")]).ask_for_container());
+        assert!(variables(&[("MIZZEN_CONTAINER_NAME", "dev")]).ask_for_container());
+        assert!(!variables(&[("MIZZEN_CONTAINER_NAME", "")]).ask_for_container());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand,
 use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
 use mizzen_core::options::parse_env;
+use mizzen_core::request::ImageSource;
 use mizzen_core::settings::{Argument, Key, Spec, TomlForm};
 use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings, build};
@@ -100,6 +101,17 @@ pub enum Command {
         #[command(subcommand)]
         command: Option<ImagesCommand>,
     },
+    /// Show and remove your named containers on this node
+    ///
+    /// Those of a job go with it: when you start another one here, or where the site prunes in its epilog. Global ones stay.
+    Containers {
+        /// For programs
+        #[arg(long, global = true)]
+        json: bool,
+        /// What to do with them.
+        #[command(subcommand)]
+        command: ContainersCommand,
+    },
     /// Keep your credentials for a registry
     ///
     /// They are tried, and kept where Docker and Podman find them too. The password is asked for without showing it, or
@@ -164,6 +176,36 @@ pub enum CacheCommand {
     },
 }
 
+/// What can be done with named containers.
+#[derive(Debug, Subcommand)]
+pub enum ContainersCommand {
+    /// Show them: whose they are, whether they run, how much was written in them, and what they were made from
+    List,
+    /// Remove those that do not run
+    #[command(
+        override_usage = "mizzen containers remove [OPTIONS] <NAMES>...\n       mizzen containers remove [OPTIONS] --all"
+    )]
+    Remove {
+        /// Those of this job; without it, of the job that this command is in, or the global ones
+        #[arg(long)]
+        job: Option<u32>,
+        /// All of them
+        #[arg(long, conflicts_with = "names")]
+        all: bool,
+        /// Their names
+        #[arg(required_unless_present = "all")]
+        names: Vec<String>,
+    },
+    /// Remove those of jobs that have ended, and what was left by crashes
+    ///
+    /// Slurm is asked which jobs have ended. With --job it is not: for epilogs, as the job's user.
+    Prune {
+        /// Only those of this job, which has ended on this node
+        #[arg(long)]
+        job: Option<u32>,
+    },
+}
+
 /// What shapes a container.
 #[derive(Debug, Args)]
 pub struct ContainerArgs {
@@ -178,7 +220,7 @@ pub struct ContainerArgs {
     /// Further namespaces of the container's own: pid, ipc, net, uts, joined by commas
     #[arg(long, value_name = "NAMES")]
     unshare: Option<String>,
-    /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content
+    /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content; - with --name: what the container was made from
     image: PathBuf,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -206,7 +248,14 @@ impl ContainerArgs {
             ));
         }
         let unshare = self.unshare.as_deref().map(options::parse_unshare).transpose()?.unwrap_or_default();
-        let image = find_image::to_run(&self.image, &config)?;
+        let image = match (&settings.name, self.image.as_os_str() == "-") {
+            (Some(_), true) => ImageSource::Recorded,
+            (None, true) => {
+                return Err(Failure::new("-: no image, and no container by its name")
+                    .hint("with --name=NAME it stands for the image that the container was made from"));
+            }
+            (_, false) => find_image::to_run(&self.image, &config)?,
+        };
         let options = RunOptions::new(image, self.command, settings, config, Origin::Option)?;
         Ok(RunOptions { clean_env: self.clean_env, unshare, ..options })
     }

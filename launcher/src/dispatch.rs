@@ -12,9 +12,10 @@ use mizzen_core::failure::FailureKind;
 use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
-use crate::cli::{CacheCommand, Cli, Command};
+use crate::cli::{CacheCommand, Cli, Command, ContainersCommand};
+use crate::containers::commands::Containers;
 use crate::report::{print, report, written};
-use crate::stage::commands::Stager;
+use crate::stage::commands::{Outcome, Stager};
 use crate::{
     check_config, cli, doctor, importer, inspect, manual, pipeline, raised_limits, slurm, stage, step, sys,
     trace,
@@ -66,6 +67,7 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
         | Command::Login(_)
         | Command::Logout(_) => Err(importer::exec()),
         Command::Cache { json, command } => return cache(&command, json),
+        Command::Containers { json, command } => return containers(&command, json),
         Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
         Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
         Command::CheckConfig { file } => check_config::run(file.as_deref()),
@@ -110,7 +112,7 @@ fn told_by_clap(error: &clap::Error) -> ExitCode {
 }
 
 fn run(container: cli::ContainerArgs) -> ExitCode {
-    match container.into_options().and_then(|options| pipeline::run(&options)) {
+    match container.into_options().and_then(pipeline::run) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(FailureKind::CannotStart.exit_code())),
         Err(failure) => {
             report(&failure);
@@ -147,6 +149,20 @@ fn cache(command: &CacheCommand, json: bool) -> ExitCode {
             CacheCommand::Prune => cache.prune(),
             CacheCommand::Remove { all, images } => cache.remove(images, *all),
         });
+    show(outcome, json)
+}
+
+fn containers(command: &ContainersCommand, json: bool) -> ExitCode {
+    let outcome = Config::load(&Source::Default).and_then(|config| match command {
+        ContainersCommand::List => Containers::new(&config, None).list(),
+        ContainersCommand::Remove { job, all, names } => Containers::new(&config, *job).remove(names, *all),
+        ContainersCommand::Prune { job } => Containers::new(&config, *job).prune(*job),
+    });
+    show(outcome, json)
+}
+
+/// Prints a result, for people or for programs.
+fn show(outcome: Result<Outcome, Failure>, json: bool) -> ExitCode {
     let printed = outcome.and_then(|outcome| {
         print(&if json { format!("{:#}\n", outcome.json) } else { outcome.text })?;
         Ok(outcome.good)

@@ -100,6 +100,7 @@ pub fn obtain(options: &RunOptions) -> Result<PathBuf, Failure> {
     };
     match (&options.image, options.import.when) {
         (ImageSource::File { path, .. }, _) => Ok(path.clone()),
+        (ImageSource::Recorded, _) => Err(Failure::new("no image")),
         (ImageSource::Stored { reference, .. } | ImageSource::Unfetched(reference), ImportWhen::Never) => {
             Err(refused_by_key("never").about(reference))
         }

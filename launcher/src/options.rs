@@ -19,6 +19,7 @@ use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
+use crate::containers::{Named, Scope};
 use crate::slurm::CallerContext;
 use crate::stage::StagingOptions;
 use crate::trace;
@@ -54,6 +55,8 @@ pub struct RunOptions {
     pub fabric: Fabric,
     /// When and where the image is copied first.
     pub staging: StagingOptions,
+    /// Which container that is kept on the node it is, if it has a name.
+    pub named: Option<Named>,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
 }
@@ -142,8 +145,15 @@ impl RunOptions {
         if settings.verbose() == Verbosity::Debug {
             trace::enable_debug(config.log_format);
         }
+        let job = std::env::var("SLURM_JOB_ID").ok();
+        let named = settings.name.clone().map(|name| Named {
+            name,
+            directory: config.stage_directory.clone(),
+            scope: Scope::new(config.container_scope, job.as_deref()),
+        });
         Ok(RunOptions {
             image,
+            named,
             command,
             mounts,
             environment,

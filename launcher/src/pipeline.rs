@@ -1,10 +1,11 @@
 //! How a container is started, from parsed options to the running program. Read this file first. `mizzen run` does all of it; in
 //! a Slurm step the first task on a node does it for the others (`step/mod.rs`).
 //!
-//!     options -> import -> stage -> load -> serve -> plan -> build -> exec
+//!     options -> find -> import -> stage -> load -> serve -> plan -> build -> exec
 //!
 //! | part   | what it gives                      | what it does to the node                                           |
 //! |--------|------------------------------------|--------------------------------------------------------------------|
+//! | find   | a named container, if one is meant  | waits for others who start it; makes its directory when it is planned|
 //! | import | the image's path                   | where the site wants that: imports it into the user's store        |
 //! | stage  | the image's file                   | may copy the image to the node                                     |
 //! | load   | the image's files, readable        | nothing                                                            |
@@ -15,31 +16,45 @@
 //!
 //! Runs as the user on the host, and from `build` on in the container's namespaces.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mizzen_core::image::real_path;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::Verbosity;
+use mizzen_core::settings::{Key, Verbosity};
 use mizzen_core::{Failure, limits};
 use mizzen_squashfs as squashfs;
 use tracing::{debug, info_span};
 
+use crate::containers::{self, Claim, Found, Running};
 use crate::host::Host;
 use crate::image::{self, Content, Loaded};
 use crate::mount::MountKind;
 use crate::options::RunOptions;
-use crate::plan::{self, Identity, Plan};
+use crate::plan::{self, Explained, Facts, Identity, NamedRoot, Plan, Program, typed_command};
 use crate::report::report_note;
-use crate::sandbox::{self, Namespaces, Reporter, RootSource, Server, Sources, StderrReporter, Watch};
+use crate::sandbox::{
+    self, Namespaces, Owner, Reporter, RootSource, Server, ServerLock, Sources, StderrReporter, Watch,
+};
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
 use crate::{host_libraries, importer, raised_limits, trace};
 
 /// Runs a program in a container: becomes it, or returns why not.
-pub fn run(options: &RunOptions) -> Result<i32, Failure> {
+pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
     let reporter = Box::new(StderrReporter::for_this_process());
-    let Prepared { plan, sources } = prepare(options, &Host::detect(), reporter)?;
+    let claim = match containers::find(&mut options)? {
+        None => None,
+        Some(Found::Stopped(claim)) => Some(*claim),
+        Some(Found::Running(running)) => return Err(run_in(*running, &options, reporter)),
+        Some(Found::Step(step)) => {
+            return Err(Failure::new(format!("the container \"{step}\" is that of a step"))
+                .hint(format!("srun --overlap --container-join={step} enters it")));
+        }
+    };
+    let options = &options;
+    let Prepared { plan, sources } = prepare(options, &Host::detect(), reporter, claim)?;
     plan.notes.iter().for_each(|note| report_note(note));
     if plan.unshare.pid {
         return sandbox::run_as_child(&plan, sources);
@@ -54,11 +69,28 @@ pub fn run(options: &RunOptions) -> Result<i32, Failure> {
     Err(sandbox::exec_program(&plan.program))
 }
 
+/// Runs a program in a named container that runs.
+fn run_in(running: Running, options: &RunOptions, reporter: Box<dyn Reporter>) -> Failure {
+    let environment = Host::detect().environment;
+    let entered = enter(running, options, reporter);
+    entered.map_or_else(
+        |failure| failure,
+        |(_, facts)| {
+            let mut command = typed_command(options, &facts);
+            if command.value.is_empty() {
+                command = Explained { value: vec!["/bin/sh".into()], why: "a shell".to_owned() };
+            }
+            sandbox::exec_program(&Program::new(options, &facts, command, &environment))
+        },
+    )
+}
+
 /// Everything but the side effects, for `mizzen plan`: the image is read where it is, and nothing is served.
 pub fn plan(options: &RunOptions) -> Result<Plan, Failure> {
-    let options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
+    let mut options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
+    let named = containers::look(&mut options)?;
     let image = stage_and_load(&import(&options)?, &options)?;
-    make_plan(&options, &image, &Host::detect()).map(|(plan, _)| plan)
+    make_plan(&options, &image, &Host::detect(), named).map(|(plan, _)| plan)
 }
 
 /// A container that is about to be made.
@@ -69,16 +101,64 @@ pub struct Prepared {
     pub sources: Sources,
 }
 
-/// Imports, stages, loads, serves and plans.
-pub fn prepare(options: &RunOptions, host: &Host, reporter: Box<dyn Reporter>) -> Result<Prepared, Failure> {
+/// Imports, stages, loads, serves and plans. With a claim, for a named container, which is made if it is not there.
+pub fn prepare(
+    options: &RunOptions,
+    host: &Host,
+    reporter: Box<dyn Reporter>,
+    mut claim: Option<Claim>,
+) -> Result<Prepared, Failure> {
     let path = import(options)?;
     let image = info_span!("stage").in_scope(|| stage_and_load(&path, options))?;
     info_span!("plan").in_scope(|| {
         let watch = Watch::new(reporter)?;
-        let root = serve(&image, options, host, &watch)?;
-        let (plan, data) = make_plan(options, &image, host)?;
-        Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None } })
+        let named = claim.as_mut().map(|claim| claim.root(options, &image)).transpose()?;
+        let lock = claim.as_ref().map(Claim::server_lock);
+        let root = serve(&image, options, host, &watch, lock.as_ref())?;
+        let (mut plan, data) = make_plan(options, &image, host, named)?;
+        if let Some(claim) = &mut claim {
+            claim.make()?;
+            plan.notes.extend(claim.note.take());
+        }
+        Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None, claim } })
     })
+}
+
+/// Enters a named container that runs.
+pub fn enter(
+    running: Running,
+    options: &RunOptions,
+    reporter: Box<dyn Reporter>,
+) -> Result<(Namespaces, Facts), Failure> {
+    let mut facts = running.facts(options);
+    let watch = Watch::new(reporter)?;
+    match stand_by(&running, options, &watch) {
+        Ok(()) => watch.arm(running.namespaces.user.as_fd()),
+        // It can be entered all the same.
+        Err(failure) => debug!(%failure, "its files end with the step that has started it"),
+    }
+    let cwd = std::env::current_dir().ok();
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let outside = cwd.as_deref().and_then(identity);
+    running.namespaces.enter()?;
+    let here = || cwd.clone().filter(|cwd| outside.is_some() && identity(cwd) == outside);
+    if let Some(workdir) = &options.settings.workdir {
+        facts.workdir = cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
+        facts.workdir_why = options.user().name_of(Key::Workdir);
+    } else if let Some(here) = here() {
+        facts.workdir = here;
+        facts.workdir_why = "the current directory".to_owned();
+    }
+    Ok((running.namespaces, facts))
+}
+
+/// The files of the container come from a server that ends with the step which has started it: another one is to go on then.
+fn stand_by(running: &Running, options: &RunOptions, watch: &Watch) -> Result<(), Failure> {
+    let image = stage_and_load(&import(options)?, options)?;
+    let Content::Squashfs(squashfs) = &image.content else { return Ok(()) };
+    let connection = sandbox::server_connection(&running.server_lock.0)?;
+    let (path, lock) = (&image.opened.path, Some(&running.server_lock));
+    Server::start(squashfs, path, &options.command, running.owner(), watch, lock)?.stand_by(&connection)
 }
 
 /// Makes the container and enters it.
@@ -96,7 +176,9 @@ pub fn summary(plan: &Plan) -> String {
 fn import(options: &RunOptions) -> Result<PathBuf, Failure> {
     match &options.image {
         ImageSource::Unfetched(_) => info_span!("import").in_scope(|| importer::obtain(options)),
-        ImageSource::File { .. } | ImageSource::Stored { .. } => importer::obtain(options),
+        ImageSource::File { .. } | ImageSource::Stored { .. } | ImageSource::Recorded => {
+            importer::obtain(options)
+        }
     }
 }
 
@@ -110,12 +192,19 @@ fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> 
 }
 
 /// Where the container gets its files from.
-fn serve(image: &Loaded, options: &RunOptions, host: &Host, watch: &Watch) -> Result<RootSource, Failure> {
+fn serve(
+    image: &Loaded,
+    options: &RunOptions,
+    host: &Host,
+    watch: &Watch,
+    lock: Option<&ServerLock>,
+) -> Result<RootSource, Failure> {
     let path = &image.opened.path;
     Ok(match &image.content {
         Content::Squashfs(squashfs) => {
             let identity = Identity::new(host, options.settings.remap_root());
-            RootSource::Squashfs(Server::start(squashfs, path, &options.command, &identity, watch)?)
+            let owner = Owner::new(&identity);
+            RootSource::Squashfs(Server::start(squashfs, path, &options.command, owner, watch, lock)?)
         }
         // By its own name, and not by that which it was opened by: no descriptor from outside can be bound inside the
         // container's mount namespace, which a path like /proc/self/fd/0 stands for; and a link on the way may have been
@@ -131,6 +220,7 @@ fn make_plan(
     options: &RunOptions,
     image: &Loaded,
     host: &Host,
+    named: Option<NamedRoot>,
 ) -> Result<(Plan, Vec<Arc<squashfs::Image>>), Failure> {
     raised_limits::raise_open_files();
     let metadata = image.metadata()?;
@@ -138,7 +228,7 @@ fn make_plan(
     let host_libraries = host_libraries::decide(options, image.tree(), &metadata, host)?;
     // What is wrong with these is no fault of the image.
     let asked = plan::asked_mounts(options, host)?;
-    let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries, asked)
+    let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries, asked, named)
         .map_err(|failure| image.named(failure))?;
     debug!(mounts = plan.mounts.len(), root = plan.root.text(), "the plan");
     raised_limits::check_open_files(&plan)?;

@@ -4,11 +4,13 @@
 //! The table below is the only list of them. Options of srun and of `mizzen run`, variables, keys of mizzen.toml, help texts
 //! and man pages are made from it: to add a setting, add a line here, and use it where it acts.
 
+mod named;
 mod values;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+pub use named::{ContainerName, ContainerScope, NameMode, SavePath};
 pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Value, Verbosity, Writable};
 
 use crate::Failure;
@@ -212,6 +214,12 @@ settings! {
         value("hostname", "NAME", "have this host name in the container").run("hostname")
             .more("All tasks of the step see it, on every node of the step. Slurm's own names for the node are in SLURMD_NODENAME \
                    and SLURM_JOB_NODELIST.");
+    Name name: ContainerName,
+        value("name", "NAME[:auto|create|exec|no_exec]", "use the container NAME of this node, whose changes stay for later steps")
+            .run("name")
+            .more("A container of this name that runs is entered; one that is there is started with the changes that it has; else it \
+                   is made from the image. create: it must not be there; exec: it must run; no_exec: it must not run. Without an \
+                   image it is the one that it was made from. JOB.STEP enters the container of a running step.");
     MountHome mount_home: bool = true,
         switch("mount-home", "have the home directory in the container", "leave the home directory out")
             .run("home").toml("mount_home");
@@ -310,6 +318,7 @@ mod tests {
             (Key::Mpi, "host"),
             (Key::Verbose, "debug"),
             (Key::Hostname, "n1.site"),
+            (Key::Name, "dev:exec"),
         ])
         .absolute(Path::new("/here"));
         assert_eq!(all.workdir, Some("/here/w".into()));

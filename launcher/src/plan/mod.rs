@@ -29,7 +29,7 @@ pub use environment::{DEFAULT_PATH, DIGEST_VARIABLE, Variable};
 pub use identity::Identity;
 pub use mount_options::asked_mounts;
 pub use mount_points::lies_in;
-pub use root::{Changes, Root};
+pub use root::{Changes, NamedRoot, Root};
 
 /// A container, decided to the last mount and variable.
 #[derive(Clone, Debug)]
@@ -137,7 +137,7 @@ pub struct Skeleton {
 }
 
 impl Plan {
-    /// Decides everything about a run. `asked` are the mounts that options ask for.
+    /// Decides everything about a run. `asked` are the mounts that options ask for, `named` the container that keeps its changes.
     pub fn make(
         options: &RunOptions,
         tree: &dyn Tree,
@@ -145,6 +145,7 @@ impl Plan {
         host: &Host,
         host_libraries: HostLibraries,
         asked: Vec<Mount>,
+        named: Option<NamedRoot>,
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.settings.remap_root());
         let mut notes = host_libraries.notes.clone();
@@ -153,7 +154,7 @@ impl Plan {
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries, asked };
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
-        let root = root::decide(&options.settings.writable(), host)?;
+        let root = root::decide(&options.settings.writable(), host, named)?;
         // Where the image keeps their place from being mounted, nothing that it has there is taken for them.
         let mounted = mounts.iter().any(|mount| matches!(mount.kind, MountKind::Commands(_)));
         let commands = options.step.as_ref().and_then(|step| step.commands.clone()).filter(|_| mounted);

@@ -53,9 +53,9 @@ impl Namespaces {
     }
 
     /// Enters them.
-    pub fn enter(self) -> Result<(), Failure> {
-        let uts = self.uts.map(|uts| (uts, CloneFlags::CLONE_NEWUTS));
-        let others = [(self.user, CloneFlags::CLONE_NEWUSER), (self.mounts, CloneFlags::CLONE_NEWNS)];
+    pub fn enter(&self) -> Result<(), Failure> {
+        let uts = self.uts.as_ref().map(|uts| (uts, CloneFlags::CLONE_NEWUTS));
+        let others = [(&self.user, CloneFlags::CLONE_NEWUSER), (&self.mounts, CloneFlags::CLONE_NEWNS)];
         for (namespace, flag) in others.into_iter().chain(uts) {
             setns(namespace, flag)
                 .map_err(|errno| Failure::caused_by("cannot enter the container", errno))?;

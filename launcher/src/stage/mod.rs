@@ -16,7 +16,7 @@ mod evict;
 mod fs_type;
 mod lock;
 mod obtain;
-mod own_directory;
+pub mod own_directory;
 mod progress_sink;
 mod requirements;
 mod site;

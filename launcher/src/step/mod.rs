@@ -28,12 +28,13 @@ use mizzen_core::{Config, Failure, Handover, Request, cancel};
 use nix::unistd::geteuid;
 use tracing::info_span;
 
+use crate::containers::{self, Claim, Found, Scope};
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
-use crate::sandbox::{self, Namespaces, Sources};
+use crate::sandbox::{self, Namespaces, STEP_VARIABLE, Sources};
 use crate::slurm::{self, CallerContext, Helper};
 use crate::{sys, trace};
 use channel::TaskChannel;
@@ -41,8 +42,6 @@ use step_reporter::StepReporter;
 
 /// The name under which Slurm starts the launcher.
 pub const NAME: &str = "mizzen-enter";
-/// Marks the programs of a step, for those who want to join it.
-const STEP_VARIABLE: &str = "SLURM_MIZZEN_STEP";
 
 /// Becomes the program of the task, or tells why not.
 pub fn run() -> ExitCode {
@@ -135,7 +134,7 @@ fn enter(
     environment: &[(OsString, OsString)],
 ) -> Result<Program, Failure> {
     let command = command(handover);
-    let (_, step) = handover.step.split_once('.').unwrap_or_default();
+    let (job, step) = handover.step.split_once('.').unwrap_or_default();
     let script = (step == "batch").then(|| command.first().map(PathBuf::from)).flatten();
     let inside = CallerContext::from_environment(environment);
     let of_step = Some(StepOptions { script, commands: None, inside });
@@ -149,7 +148,7 @@ fn enter(
         Role::Builder { user_namespace, accounts, alone } => {
             let Container { image, settings } = container;
             let config = Config::load(&handover.config)?;
-            let slurm_commands = config.slurm_commands;
+            let (slurm_commands, container_scope) = (config.slurm_commands, config.container_scope);
             let mut options = RunOptions::new(image, command, settings, config, Origin::StepOption)?;
             options.step = of_step;
             options.import.config = handover.config.clone();
@@ -157,6 +156,17 @@ fn enter(
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
                 options.staging.expect(&sent)?;
             }
+            if let Some(named) = &mut options.named {
+                named.scope = Scope::new(container_scope, Some(job));
+            }
+            let claim = match containers::find(&mut options)? {
+                None => None,
+                Some(Found::Stopped(claim)) => Some(*claim),
+                Some(found) => {
+                    let facts = join_named(handover, channel, found, &options, environment)?;
+                    return Ok(program_of(handover, &options, &facts, environment));
+                }
+            };
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
             let mut helper = None;
@@ -170,7 +180,8 @@ fn enter(
                     Err(failure) => note(handover, &failure.to_string()),
                 }
             }
-            let (namespaces, plan) = build(handover, channel, &options, helper, *user_namespace, accounts)?;
+            let (namespaces, plan) =
+                build(handover, channel, &options, (helper, claim), *user_namespace, accounts)?;
             channel.log_ready(&format!("{}: {}", log_name(&options.image, &plan.facts), trace::phases()));
             // What lies in a socket counts against the limit on open files of all the user's processes, and a job may
             // have a step for every core of a node.
@@ -186,9 +197,47 @@ fn enter(
             (options, plan.facts)
         }
     };
+    Ok(program_of(handover, &options, &facts, environment))
+}
+
+/// The program of this task.
+fn program_of(
+    handover: &Handover,
+    options: &RunOptions,
+    facts: &Facts,
+    environment: &[(OsString, OsString)],
+) -> Program {
     let mut environment = environment.to_vec();
     environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
-    Ok(Program::new(&options, &facts, typed_command(&options, &facts), &environment))
+    Program::new(options, facts, typed_command(options, facts), &environment)
+}
+
+/// Enters a container that runs, and lets the other tasks in.
+fn join_named(
+    handover: &Handover,
+    channel: &TaskChannel,
+    found: Found,
+    options: &RunOptions,
+    environment: &[(OsString, OsString)],
+) -> Result<Facts, Failure> {
+    let (namespaces, facts) = match found {
+        Found::Step(step) => {
+            let (namespaces, facts) = join::open(&step, environment)
+                .map_err(|failure| failure.about(format!("the container \"{step}\"")))?;
+            namespaces.enter()?;
+            (namespaces, facts)
+        }
+        Found::Running(running) => {
+            let reporter = Box::new(StepReporter::new(handover, channel)?);
+            pipeline::enter(*running, options, reporter)?
+        }
+        Found::Stopped(_) => return Err(Failure::new("the container does not run")),
+    };
+    channel.log_ready(&format!("entered: {}", log_name(&options.image, &facts)));
+    if !matches!(handover.role, Role::Builder { alone: true, .. }) {
+        channel.announce(&namespaces, &facts)?;
+    }
+    Ok(facts)
 }
 
 /// Where the user's store and credentials are, for an importer in a job that was given no environment (`--export=NONE`).
@@ -208,6 +257,7 @@ fn log_name(image: &ImageSource, facts: &Facts) -> String {
         }
         ImageSource::Stored { path, reference } => format!("{reference} in {}", shown(path)),
         ImageSource::Unfetched(reference) => reference.to_string(),
+        ImageSource::Recorded => quote(facts.image.as_bytes()),
     }
 }
 
@@ -221,14 +271,14 @@ fn build(
     handover: &Handover,
     channel: &TaskChannel,
     options: &RunOptions,
-    helper: Option<Helper>,
+    (helper, claim): (Option<Helper>, Option<Claim>),
     user_namespace: Option<i32>,
     accounts: &Accounts,
 ) -> Result<(Namespaces, Plan), Failure> {
     let user_namespace = user_namespace.map(own_user_namespace).transpose()?;
     let host = Host::detect_with(accounts, user_namespace.is_some());
     let reporter = Box::new(StepReporter::new(handover, channel)?);
-    let Prepared { plan, sources } = pipeline::prepare(options, &host, reporter)?;
+    let Prepared { plan, sources } = pipeline::prepare(options, &host, reporter, claim)?;
     plan.notes.iter().for_each(|text| note(handover, text));
     if let Some(text) = unmapped_groups(&plan.identity, accounts) {
         note(handover, &text);

@@ -39,8 +39,9 @@ impl Device {
         separate.map_or_else(|| self.0.try_clone(), Ok).map(Device)
     }
 
+    /// Makes a spare one a part of this connection.
     #[allow(unsafe_code)]
-    fn join(&self, Spare(fd): Spare) -> io::Result<OwnedFd> {
+    pub fn join(&self, Spare(fd): Spare) -> io::Result<OwnedFd> {
         let original = self.0.as_raw_fd() as u32;
         // SAFETY: FUSE_DEV_IOC_CLONE reads one u32 through the pointer it is given, which Setter makes point
         // to its own copy of `original`; it writes nothing.
