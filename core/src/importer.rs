@@ -26,6 +26,8 @@ pub const COMMAND: &str = "import";
 pub const FOR_SLURM: &str = "--for-slurm";
 /// Beside that: only find out which manifest a name means.
 pub const RESOLVE_ONLY: &str = "--resolve-only";
+/// Its option that makes it save a container: the directory as an image, which is called so in messages.
+pub const SAVE_AS: &str = "--save-as";
 /// Where mizzen.toml is, if plugstack.conf names one.
 pub const CONFIG: &str = "--config";
 
@@ -64,6 +66,19 @@ pub fn resolve(process: ImporterProcess, reference: &Reference) -> Result<Refere
 pub fn encode_answer(path: Option<&Path>, reference: &Reference) -> String {
     let path = path.map(|path| ("path", path.as_os_str().as_bytes().to_vec()));
     pairs::encode(path.into_iter().chain([("reference", reference.to_string().into_bytes())]))
+}
+
+/// The importer's answer when it has saved a container: how large the image is.
+pub fn encode_saved(size: u64) -> String {
+    pairs::encode([("size", size.to_string().into_bytes())])
+}
+
+/// Reads it.
+pub fn decode_saved(answer: &[u8]) -> Result<u64, Failure> {
+    let pairs = pairs::decode(answer.trim_ascii_end()).map_err(|failure| bad_answer(&failure.message))?;
+    let size = pairs.iter().find(|(name, _)| name == "size");
+    size.and_then(|(_, size)| std::str::from_utf8(size).ok()?.parse().ok())
+        .ok_or_else(|| bad_answer("no size"))
 }
 
 fn ask(

@@ -78,6 +78,8 @@ pub fn merge(
                 let mut outer = container.settings.clone();
                 // A container has one image: whoever names another one means another container.
                 outer.name = outer.name.filter(|_| typed_image.is_none());
+                // The job's own is saved at its end, and none of its steps.
+                outer.save = None;
                 // That it had to be new, or to run, was said of the job's own.
                 if let Some(name) = &mut outer.name {
                     name.mode = NameMode::Auto;

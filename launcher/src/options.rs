@@ -14,7 +14,7 @@ use mizzen_core::device::DeviceName;
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{Fabric, Key, Mpi, Settings, Verbosity};
+use mizzen_core::settings::{Fabric, Key, Mpi, Settings, Verbosity, Writable};
 use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
@@ -141,6 +141,10 @@ impl RunOptions {
         let mounts = with_origins(site.mounts.take(), user.mounts.take(), origin);
         let environment = with_origins(site.environment.take(), user.environment.take(), origin);
         let devices = with_origins(site.devices.take(), user.devices.take(), origin);
+        // Whoever saves a container, or gives it a name, means to change it, whatever holds for others.
+        if user.save.is_some() || user.name.is_some() {
+            user.writable.get_or_insert(Writable::Yes);
+        }
         let settings = user.or(site);
         if settings.verbose() == Verbosity::Debug {
             trace::enable_debug(config.log_format);

@@ -16,14 +16,16 @@
 //!
 //! Runs as the user on the host, and from `build` on in the container's namespaces.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mizzen_core::image::real_path;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{Key, Verbosity};
+use mizzen_core::settings::{Key, SavePath, Verbosity, Writable};
 use mizzen_core::{Failure, limits};
 use mizzen_squashfs as squashfs;
 use tracing::{debug, info_span};
@@ -36,7 +38,8 @@ use crate::options::RunOptions;
 use crate::plan::{self, Explained, Facts, Identity, NamedRoot, Plan, Program, typed_command};
 use crate::report::report_note;
 use crate::sandbox::{
-    self, Namespaces, Owner, Reporter, RootSource, Server, ServerLock, Sources, StderrReporter, Watch,
+    self, Namespaces, Others, Owner, Reporter, RootSource, SaveTarget, Saved, Server, ServerLock, Sources,
+    StderrReporter, Watch,
 };
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
 use crate::{host_libraries, importer, raised_limits, trace};
@@ -44,10 +47,11 @@ use crate::{host_libraries, importer, raised_limits, trace};
 /// Runs a program in a container: becomes it, or returns why not.
 pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
     let reporter = Box::new(StderrReporter::for_this_process());
+    let save = save_target(&options, None)?;
     let claim = match containers::find(&mut options)? {
         None => None,
         Some(Found::Stopped(claim)) => Some(*claim),
-        Some(Found::Running(running)) => return Err(run_in(*running, &options, reporter)),
+        Some(Found::Running(running)) => return run_in(*running, &options, reporter, save.as_ref()),
         Some(Found::Step(step)) => {
             return Err(Failure::new(format!("the container \"{step}\" is that of a step"))
                 .hint(format!("srun --overlap --container-join={step} enters it")));
@@ -66,23 +70,59 @@ pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
     if let Some(note) = sandbox::dangling_argument(&options.command) {
         report_note(&note);
     }
-    Err(sandbox::exec_program(&plan.program))
+    run_program(&plan.program, save.as_ref())
+}
+
+/// Becomes the program; or, if the container is to be saved, runs it and does that.
+fn run_program(program: &Program, save: Option<&SaveTarget>) -> Result<i32, Failure> {
+    let Some(save) = save else { return Err(sandbox::exec_program(program)) };
+    let Saved { end, outcome } = save.run(program, Others::None)?;
+    report_note(&outcome.map_err(|failure| failure.about("--save"))?);
+    Ok(end.imitate())
+}
+
+/// The file that the container is to be saved as, if it is. `node` is this node's name where the step has others.
+pub fn save_target(options: &RunOptions, node: Option<&str>) -> Result<Option<SaveTarget>, Failure> {
+    let Some(SavePath(path)) = &options.settings.save else { return Ok(None) };
+    let about = |failure: Failure| failure.about(options.user().name_of(Key::Save));
+    if options.settings.writable == Some(Writable::No) {
+        return Err(about(Failure::new("nothing can change in a container that is read-only"))
+            .hint("leave --container-readonly out"));
+    }
+    if options.unshare.pid {
+        return Err(about(Failure::new("not with --unshare pid")));
+    }
+    let text = path.as_os_str().as_bytes();
+    let placeholder = text.windows(2).position(|part| part == b"%N");
+    let path = match (placeholder, node) {
+        (Some(at), _) => {
+            let name = mizzen_core::node_name();
+            PathBuf::from(OsString::from_vec([&text[..at], name.as_bytes(), &text[at + 2..]].concat()))
+        }
+        (None, Some(_)) => {
+            let message = format!("{}: every node of the step would write it", image::shown(path));
+            return Err(about(Failure::new(message)).hint("write %N into its name, for the name of the node"));
+        }
+        (None, None) => path.clone(),
+    };
+    let path = std::path::absolute(&path).unwrap_or(path);
+    SaveTarget::open(&path, &importer::find()?).map(Some).map_err(about)
 }
 
 /// Runs a program in a named container that runs.
-fn run_in(running: Running, options: &RunOptions, reporter: Box<dyn Reporter>) -> Failure {
+fn run_in(
+    running: Running,
+    options: &RunOptions,
+    reporter: Box<dyn Reporter>,
+    save: Option<&SaveTarget>,
+) -> Result<i32, Failure> {
     let environment = Host::detect().environment;
-    let entered = enter(running, options, reporter);
-    entered.map_or_else(
-        |failure| failure,
-        |(_, facts)| {
-            let mut command = typed_command(options, &facts);
-            if command.value.is_empty() {
-                command = Explained { value: vec!["/bin/sh".into()], why: "a shell".to_owned() };
-            }
-            sandbox::exec_program(&Program::new(options, &facts, command, &environment))
-        },
-    )
+    let (_, facts) = enter(running, options, reporter)?;
+    let mut command = typed_command(options, &facts);
+    if command.value.is_empty() {
+        command = Explained { value: vec!["/bin/sh".into()], why: "a shell".to_owned() };
+    }
+    run_program(&Program::new(options, &facts, command, &environment), save)
 }
 
 /// Everything but the side effects, for `mizzen plan`: the image is read where it is, and nothing is served.

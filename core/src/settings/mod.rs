@@ -220,6 +220,12 @@ settings! {
             .more("A container of this name that runs is entered; one that is there is started with the changes that it has; else it \
                    is made from the image. create: it must not be there; exec: it must run; no_exec: it must not run. Without an \
                    image it is the one that it was made from. JOB.STEP enters the container of a running step.");
+    Save save: SavePath,
+        value("save", "PATH", "write what the container has become as an image, when the last task on the node has ended")
+            .run("save")
+            .more("A squashfs file; relative to the directory of submission; a file that is there is replaced when the new one is \
+                   complete. The container is writable, unless --container-readonly. In a step of several nodes PATH needs %N, \
+                   which stands for the node's name. A step that was ended by a signal is not saved.");
     MountHome mount_home: bool = true,
         switch("mount-home", "have the home directory in the container", "leave the home directory out")
             .run("home").toml("mount_home");
@@ -319,6 +325,7 @@ mod tests {
             (Key::Verbose, "debug"),
             (Key::Hostname, "n1.site"),
             (Key::Name, "dev:exec"),
+            (Key::Save, "my.sqsh"),
         ])
         .absolute(Path::new("/here"));
         assert_eq!(all.workdir, Some("/here/w".into()));

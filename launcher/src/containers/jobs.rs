@@ -38,6 +38,8 @@ const ENDED: [&str; 10] = [
     "TIMEOUT",
 ];
 
+const UNANSWERED: &str = "nothing is removed while Slurm does not answer";
+
 /// What became of a container that was to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
@@ -109,14 +111,14 @@ fn job_states() -> Result<BTreeMap<u32, String>, Failure> {
             None if Instant::now() > end => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(failed(format!("no answer within {} s", TIMEOUT.as_secs())));
+                return Err(failed(format!("no answer within {} s", TIMEOUT.as_secs())).hint(UNANSWERED));
             }
             None => std::thread::sleep(Duration::from_millis(10)),
         }
     };
     let text = reader.join().ok().and_then(Result::ok).unwrap_or_default();
     if !status.success() {
-        return Err(failed(format!("{status}")).hint("nothing is removed while Slurm does not answer"));
+        return Err(failed(format!("{status}")).hint(UNANSWERED));
     }
     text.lines()
         .map(parse_state)

@@ -14,8 +14,10 @@ mod processes;
 mod readahead;
 mod reporter;
 mod root;
+mod save;
 mod server;
 mod standby;
+mod wait;
 mod watcher;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -40,6 +42,7 @@ pub use namespaces::{
 };
 pub use processes::ContainerProcesses;
 pub use reporter::{Reporter, StderrReporter, identity_of, standard_error_in, tell};
+pub use save::{Others, SaveTarget, Saved};
 use server::Mountable;
 pub use server::{Owner, Server, ServerLock};
 pub use standby::connection as server_connection;

@@ -34,7 +34,7 @@ use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
-use crate::sandbox::{self, Namespaces, STEP_VARIABLE, Sources};
+use crate::sandbox::{self, Namespaces, Others, STEP_VARIABLE, SaveTarget, Saved, Sources};
 use crate::slurm::{self, CallerContext, Helper};
 use crate::{sys, trace};
 use channel::TaskChannel;
@@ -52,7 +52,22 @@ pub fn run() -> ExitCode {
             return ExitCode::from(failure.kind.exit_code());
         }
     };
-    let failure = start(&handover, &channel).about(&handover.node);
+    let failure = match start(&handover, &channel) {
+        Err(failure) => failure.about(&handover.node),
+        Ok(Saved { end, outcome: Ok(text) }) => {
+            note(&handover, &text);
+            return ExitCode::from(u8::try_from(end.imitate()).unwrap_or(u8::MAX));
+        }
+        // The programs have ended: nobody else has to.
+        Ok(Saved { outcome: Err(failure), .. }) => {
+            let failure = failure.about("--container-save").about(&handover.node);
+            if channel.claim_report() {
+                report(&failure);
+                channel.log_failure(&failure);
+            }
+            return ExitCode::from(failure.kind.exit_code());
+        }
+    };
     cancel::hold_back_signals();
     let speaks = channel.claim_report();
     if speaks {
@@ -82,19 +97,22 @@ fn take_handover() -> Result<(Handover, TaskChannel), Failure> {
     Ok((handover, channel))
 }
 
-fn start(handover: &Handover, channel: &TaskChannel) -> Failure {
+/// Becomes the program; or runs it, where the container is to be saved.
+fn start(handover: &Handover, channel: &TaskChannel) -> Result<Saved, Failure> {
     let environment: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| name != handover::VARIABLE && name != BROADCAST_VARIABLE)
         .collect();
-    let program = match read_request().and_then(|request| match request {
-        Request::Container(container) => enter(handover, channel, container, &environment),
-        Request::Join(step) => join::enter(handover, &step, command(handover), &environment),
-        Request::Host | Request::SlurmRuntime => Err(Failure::new("the request is not for a container")),
-    }) {
-        Ok(program) => program,
-        Err(failure) => return failure,
+    let (program, save) = match read_request()? {
+        Request::Container(container) => enter(handover, channel, container, &environment)?,
+        Request::Join(step) => (join::enter(handover, &step, command(handover), &environment)?, None),
+        Request::Host | Request::SlurmRuntime => {
+            return Err(Failure::new("the request is not for a container"));
+        }
     };
-    sandbox::exec_program(&program)
+    match save {
+        None => Err(sandbox::exec_program(&program)),
+        Some(save) => save.run(&program, Others::Tasks),
+    }
 }
 
 fn read_request() -> Result<Request, Failure> {
@@ -126,13 +144,14 @@ fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
     (found.is_file() && found.uid() == geteuid().as_raw()).then(|| copy.into_os_string())
 }
 
-/// Makes or enters the container.
+/// Makes or enters the container. The first task saves it at the end, if that is wanted.
 fn enter(
     handover: &Handover,
     channel: &TaskChannel,
     container: Container,
     environment: &[(OsString, OsString)],
-) -> Result<Program, Failure> {
+) -> Result<(Program, Option<SaveTarget>), Failure> {
+    let mut save = None;
     let command = command(handover);
     let (job, step) = handover.step.split_once('.').unwrap_or_default();
     let script = (step == "batch").then(|| command.first().map(PathBuf::from)).flatten();
@@ -159,12 +178,14 @@ fn enter(
             if let Some(named) = &mut options.named {
                 named.scope = Scope::new(container_scope, Some(job));
             }
+            let others = handover.other_nodes.as_ref().map(|_| handover.node.as_str());
+            save = pipeline::save_target(&options, others)?;
             let claim = match containers::find(&mut options)? {
                 None => None,
                 Some(Found::Stopped(claim)) => Some(*claim),
                 Some(found) => {
                     let facts = join_named(handover, channel, found, &options, environment)?;
-                    return Ok(program_of(handover, &options, &facts, environment));
+                    return Ok((program_of(handover, &options, &facts, environment), save));
                 }
             };
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
@@ -197,7 +218,7 @@ fn enter(
             (options, plan.facts)
         }
     };
-    Ok(program_of(handover, &options, &facts, environment))
+    Ok((program_of(handover, &options, &facts, environment), save))
 }
 
 /// The program of this task.

@@ -112,7 +112,7 @@ pub fn serve(
         for _ in 1..threads {
             // With fewer threads than asked for (a limit on processes, say) the mount is slower, not broken.
             // To fail here would be to wait for ever: the threads already started end with the mount only.
-            let Ok(device) = device.another(spares.next()) else { break };
+            let device = device.another(spares.next());
             let server = &server;
             let work = move || answer_requests(&device, server, report);
             let Ok(thread) = std::thread::Builder::new().spawn_scoped(scope, work) else { break };
