@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use crate::failure::quote;
 pub use crate::image_policy::ImagePolicy;
 pub use crate::registries::{Registries, RegistryConfig};
-use crate::settings::{Key, Settings, TomlForm, Value};
+use crate::settings::{ContainerScope, Key, Settings, TomlForm, Value};
 use crate::staging::{Amount, Policy, Verify};
 use crate::trusted_file::read_trusted;
 use crate::{Failure, image_store, registries};
@@ -69,6 +69,8 @@ keys! {
     layer_cache_max_size: String = "20g".to_owned();
     /// Hooks of CDI specifications that devices work without: the names of NVIDIA's, the paths of other programs.
     cdi_leave_out_hooks: Vec<String> = Vec::new();
+    /// Whose named containers a node keeps apart.
+    container_scope: ContainerScope = ContainerScope::Job;
     /// Whether Slurm's commands can be called in batch scripts and interactive shells that run inside.
     slurm_commands: bool = true;
     /// Where each user has a folder for the copies of images.

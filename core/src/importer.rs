@@ -19,6 +19,8 @@ pub const COMMAND: &str = "import";
 pub const FOR_SLURM: &str = "--for-slurm";
 /// Beside that: only find out which manifest a name means.
 pub const RESOLVE_ONLY: &str = "--resolve-only";
+/// Its option that makes it save a container: the directory as an image, which is called so in messages.
+pub const SAVE_AS: &str = "--save-as";
 
 const IMPORTER: AskedName = AskedName {
     program: "the importer",
@@ -46,6 +48,20 @@ pub fn resolve(process: AskedProcess, reference: &Reference) -> Result<Reference
 pub fn encode_answer(path: Option<&Path>, reference: &Reference) -> String {
     let path = path.map(|path| ("path", path.as_os_str().as_bytes().to_vec()));
     pairs::encode(path.into_iter().chain([("reference", reference.to_string().into_bytes())]))
+}
+
+/// The importer's answer when it has saved a container: how large the image is.
+pub fn encode_saved(size: u64) -> String {
+    pairs::encode([("size", size.to_string().into_bytes())])
+}
+
+/// Reads it.
+pub fn decode_saved(answer: &[u8]) -> Result<u64, Failure> {
+    let pairs =
+        pairs::decode(answer.trim_ascii_end()).map_err(|failure| IMPORTER.bad_answer(&failure.message))?;
+    let size = pairs.iter().find(|(name, _)| name == "size");
+    size.and_then(|(_, size)| std::str::from_utf8(size).ok()?.parse().ok())
+        .ok_or_else(|| IMPORTER.bad_answer("no size"))
 }
 
 fn ask(

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use crate::environment::{Environment, names_environment_file};
 use crate::failure::quote_reference;
-use crate::request::{Container, NONE};
-use crate::settings::Key;
+use crate::request::{Container, ImageSource, NONE};
+use crate::settings::{Key, NameMode};
 use crate::{Failure, Request, Settings, Variables};
 
 /// What was typed.
@@ -99,6 +99,9 @@ pub fn merge(
         (Some(file), Some(environment), None) => Some(image_of(file, &environment.option)?),
         (_, _, image) => image,
     };
+    let typed_image = image.clone();
+    let named = typed.settings.name.is_some()
+        || inherited.is_none() && image.is_none() && variables.name_a_container();
     // Not before a container is asked for: nothing that is wrong with a variable may end a job without one.
     let settings_below = |lookup: &mut dyn ImageLookup| {
         // Before they meet the job's, whose paths are absolute.
@@ -109,7 +112,18 @@ pub fn merge(
         };
         own.check_for_step(|key| format!("--{}", key.spec().option()))?;
         Ok(match &inherited {
-            Some(Request::Container(container)) if file.is_none() => own.within(container.settings.clone()),
+            Some(Request::Container(container)) if file.is_none() => {
+                let mut outer = container.settings.clone();
+                // A container has one image: whoever names another one means another container.
+                outer.name = outer.name.filter(|_| typed_image.is_none());
+                // The job's own is saved at its end, and none of its steps.
+                outer.save = None;
+                // That it had to be new, or to run, was said of the job's own.
+                if let Some(name) = &mut outer.name {
+                    name.mode = NameMode::Auto;
+                }
+                own.within(outer)
+            }
             Some(_) => own,
             None => {
                 let below = variables.settings()?.absolute(&lookup.directory()?);
@@ -134,6 +148,10 @@ pub fn merge(
         (None, Some(Request::Container(outer))) => {
             let settings = settings_below(lookup)?;
             Ok(Some(Request::Container(Container { image: outer.image.clone(), settings })))
+        }
+        (None, _) if named => {
+            let settings = settings_below(lookup)?;
+            Ok(Some(Request::Container(Container { image: ImageSource::Recorded, settings })))
         }
         (None, _) if typed.settings != Settings::default() => {
             let option = typed.first_option.clone().unwrap_or_default();
@@ -178,7 +196,6 @@ fn image_of(file: &Environment, option: &str) -> Result<ImageOption, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::ImageSource;
 
     struct Here;
 
@@ -239,6 +256,11 @@ mod tests {
     fn the_first_that_has_it_wins() {
         let home = [(Key::MountHome, "no")];
         let outer = || Some(container("outer", &[(Key::Writable, "yes"), (Key::MountHome, "yes")]));
+        let name = [(Key::Name, "dev")];
+        let named = ("MIZZEN_CONTAINER_NAME", "dev");
+        let recorded = |pairs: &[(Key, &str)]| {
+            Request::Container(Container { image: ImageSource::Recorded, settings: settings(pairs) })
+        };
         let image = ("MIZZEN_CONTAINER", "variable");
         let writable = ("MIZZEN_CONTAINER_WRITABLE", "yes");
         for (what, asked, inherited, environment, expected) in [
@@ -267,6 +289,36 @@ mod tests {
                 outer(),
                 &[],
                 Some(container("a", &[(Key::Writable, "yes"), (Key::MountHome, "yes")])),
+            ),
+            ("a name alone", typed(None, &name), None, &[], Some(recorded(&name))),
+            ("a name in a variable", typed(None, &[]), None, &[named], Some(recorded(&name))),
+            (
+                "a name in a job on the host",
+                typed(None, &name),
+                Some(Request::Host),
+                &[],
+                Some(recorded(&name)),
+            ),
+            (
+                "a job without a container",
+                typed(None, &[]),
+                Some(Request::Host),
+                &[named],
+                Some(Request::Host),
+            ),
+            (
+                "the enclosing job's name",
+                typed(None, &[]),
+                Some(container("outer", &[(Key::Name, "dev:create")])),
+                &[],
+                Some(container("outer", &name)),
+            ),
+            (
+                "another image than the name's",
+                typed(Some("a"), &[]),
+                Some(container("outer", &name)),
+                &[],
+                Some(container("a", &[])),
             ),
             ("none", typed(Some("none"), &[]), outer(), &[], Some(Request::Host)),
             (

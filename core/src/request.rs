@@ -78,6 +78,8 @@ pub enum ImageSource {
     },
     /// An image in a registry that the node is to import, with the digest of its manifest.
     Unfetched(Reference),
+    /// Whatever the container of the given name was made from.
+    Recorded,
 }
 
 impl Default for ImageSource {
@@ -95,7 +97,7 @@ impl ImageSource {
     /// The image in a registry that it is, if it is one.
     pub fn reference(&self) -> Option<&Reference> {
         match self {
-            ImageSource::File { .. } => None,
+            ImageSource::File { .. } | ImageSource::Recorded => None,
             ImageSource::Stored { reference, .. } | ImageSource::Unfetched(reference) => Some(reference),
         }
     }
@@ -105,6 +107,7 @@ impl ImageSource {
         match self {
             ImageSource::File { path, .. } | ImageSource::Stored { path, .. } => path.clone().into(),
             ImageSource::Unfetched(reference) => reference.to_string().into(),
+            ImageSource::Recorded => OsString::new(),
         }
     }
 
@@ -119,6 +122,20 @@ impl ImageSource {
             }
             ImageSource::Stored { path, reference } => vec![image(path), named(reference)],
             ImageSource::Unfetched(reference) => vec![named(reference)],
+            ImageSource::Recorded => Vec::new(),
+        }
+    }
+
+    /// One line that [`ImageSource::from_text`] reads.
+    pub fn to_text(&self) -> String {
+        pairs::encode(self.encode())
+    }
+
+    /// Reads it back. The file that it is in is a user's to change.
+    pub fn from_text(text: &[u8]) -> Result<ImageSource, Failure> {
+        match pairs::decode(text).and_then(|pairs| from_pairs(&pairs))? {
+            Request::Container(Container { image, settings }) if settings == Settings::default() => Ok(image),
+            _ => Err(Failure::new("not an image")),
         }
     }
 
@@ -276,7 +293,10 @@ fn from_pairs(pairs: &[(String, Vec<u8>)]) -> Result<Request, Failure> {
         let shown = quote_reference(&text);
         return Err(Failure::new(format!("\"{shown}\" is not absolute")).about(key.name()));
     }
-    let image = ImageSource::decode(image, digest, reference)?;
+    let image = match (image, digest, reference) {
+        (None, None, None) if settings.name.is_some() => ImageSource::Recorded,
+        _ => ImageSource::decode(image, digest, reference)?,
+    };
     Ok(Request::Container(Container { image, settings }))
 }
 
@@ -320,6 +340,8 @@ mod tests {
         let mut settings = Settings::default();
         settings.set(Key::Mounts, b"/a b:/c&d:ro,/e=%").unwrap();
         settings.set(Key::Writable, b"no").unwrap();
+        let mut named = Settings::default();
+        named.set(Key::Name, b"dev:exec").unwrap();
         let all_bytes: Vec<u8> = b"/".iter().copied().chain(0x20..=0x7e).chain(0x80..=0xff).collect();
         for request in [
             Request::Host,
@@ -333,6 +355,8 @@ mod tests {
                 settings,
             }),
             of_image(ImageSource::Stored { path: "/a".into(), reference: reference("docker://ubuntu") }),
+            Request::Container(Container { image: ImageSource::Recorded, settings: named.clone() }),
+            Request::Container(Container { image: ImageSource::file("/a"), settings: named }),
             of_image(ImageSource::Unfetched(reference("oras://$oauthtoken@nvcr.io:443/a/b:c"))),
         ] {
             let text = request.encode();
@@ -345,7 +369,7 @@ mod tests {
     fn a_forged_variable_is_refused() {
         let digest = Digest::new([7; 32]);
         let both = format!("image=/a&digest={digest}&reference=docker://b@{digest}");
-        let cases: [(&[u8], &str); 20] = [
+        let cases: [(&[u8], &str); 22] = [
             (b"", "unknown field \"\""),
             (b"image", "the image is empty"),
             (b"image=tf.sqsh", "\"tf.sqsh\" is not absolute"),
@@ -353,6 +377,8 @@ mod tests {
             (b"image=/a&mount=/b", "unknown field \"mount\""),
             (b"image=/a&mounts=b:c", "mounts: \"b:c\": the destination is not absolute"),
             (b"mounts=/a", "no image"),
+            (b"name=a/b", "name: \"a/b\": the name has a /"),
+            (b"name=x&digest=sha256:0", "\"sha256:0\" is not a digest"),
             (b"image=/a&digest=sha256:0", "\"sha256:0\" is not a digest"),
             (b"digest=sha256:0", "\"sha256:0\" is not a digest"),
             (b"reference=docker://a", "\"docker://a\" has no digest"),

@@ -28,6 +28,7 @@ impl Display for Summary<'_> {
             ImageSource::Stored { reference, .. } | ImageSource::Unfetched(reference) => {
                 write!(out, "{}", quote_up_to(reference.to_string().as_bytes(), LIMIT))?;
             }
+            ImageSource::Recorded => write!(out, "a container that is there")?,
         }
         let mounts = || settings.mounts.iter().flatten();
         let kinds: [(&str, IsKind); 4] = [

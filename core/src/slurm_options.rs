@@ -27,8 +27,6 @@ pub enum Meaning {
     Join,
     /// A setting, with the option's argument or with this value.
     Setting(Key, Option<&'static str>),
-    /// An option of pyxis that its users will try: refused with a hint rather than by Slurm, without one.
-    Missing,
 }
 
 /// Slurm's own option since 21.08, and then refused to plugins.
@@ -64,12 +62,6 @@ pub fn all() -> Vec<OptionSpec> {
             Argument::Required("STEP"),
             "enter the container of another step of the job on this node (with srun --overlap)",
             Meaning::Join,
-        ),
-        option(
-            "container-name",
-            Argument::Required("NAME"),
-            "not supported: every step makes its container from the image",
-            Meaning::Missing,
         ),
     ];
     for key in Key::ALL {

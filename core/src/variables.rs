@@ -21,6 +21,9 @@ const PYXIS_IMAGE: &str = "PYXIS_CONTAINER_IMAGE";
 /// What the names of pyxis's variables begin with.
 const PYXIS: &str = "PYXIS_CONTAINER_";
 
+/// The name of a container, which may do without an image.
+const NAMES: [&str; 2] = ["MIZZEN_CONTAINER_NAME", "PYXIS_CONTAINER_NAME"];
+
 /// Those of the variables that an environment has, with their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variables(Vec<(Vec<u8>, Vec<u8>)>);
@@ -41,10 +44,16 @@ impl Variables {
         Variables(found.map(|(name, value)| (name.to_vec(), value.to_vec())).collect())
     }
 
-    /// Whether one of them names an image or an environment file, however badly.
-    pub fn name_a_container(&self) -> bool {
+    /// Whether one of them names an image, an environment file or a container, however badly.
+    pub fn ask_for_container(&self) -> bool {
         [IMAGE, IMAGE_TOO].into_iter().chain(ENVIRONMENT).any(|name| self.value(name).is_some())
             || self.pyxis_image().is_some()
+            || self.name_a_container()
+    }
+
+    /// Whether one of them names a container.
+    pub fn name_a_container(&self) -> bool {
+        NAMES.into_iter().any(|name| self.value(name).is_some_and(|name| !name.is_empty()))
     }
 
     /// The environment file, and the variable that names it.
@@ -160,13 +169,15 @@ mod tests {
         for name in [IMAGE, IMAGE_TOO] {
             let one = variables(&[("HOME", "/"), (name, "a.sqsh"), ("MIZZEN_CONTAINERS", "no")]);
             assert_eq!(one.image(), Ok(Some((name, b"a.sqsh".as_slice()))));
-            assert!(one.name_a_container() && one.settings() == Ok(Settings::default()));
+            assert!(one.ask_for_container() && one.settings() == Ok(Settings::default()));
         }
         assert_eq!(variables(&[(IMAGE, "a"), (IMAGE_TOO, "a")]).image(), Ok(Some((IMAGE, b"a".as_slice()))));
         let two = variables(&[(IMAGE, "a"), (IMAGE_TOO, "b")]).image().unwrap_err();
         let message = "MIZZEN_CONTAINER=a and MIZZEN_CONTAINER_IMAGE=b: two images for one container";
         assert_eq!(two.message, message);
-        assert!(!variables(&[("MIZZEN_CONTAINER_MOUNTS", "/a")]).name_a_container());
+        assert!(!variables(&[("MIZZEN_CONTAINER_MOUNTS", "/a")]).ask_for_container());
+        assert!(variables(&[("MIZZEN_CONTAINER_NAME", "dev")]).ask_for_container());
+        assert!(!variables(&[("MIZZEN_CONTAINER_NAME", "")]).ask_for_container());
     }
 
     #[test]
@@ -174,7 +185,7 @@ mod tests {
         for name in ENVIRONMENT {
             let one = variables(&[(name, "torch"), ("MIZZEN_ENVIRONMENTS", "no")]);
             assert_eq!(one.environment(), Ok(Some((name, b"torch".as_slice()))));
-            assert!(one.name_a_container() && one.settings() == Ok(Settings::default()));
+            assert!(one.ask_for_container() && one.settings() == Ok(Settings::default()));
         }
         let two = variables(&[("MIZZEN_EDF", "b"), ("MIZZEN_ENVIRONMENT", "a")]).environment().unwrap_err();
         assert_eq!(two.message, "MIZZEN_ENVIRONMENT=a and MIZZEN_EDF=b: two environment files");
@@ -203,12 +214,12 @@ mod tests {
     #[test]
     fn variables_of_pyxis_stand_for_ours_where_those_say_nothing() {
         let image = variables(&[("PYXIS_CONTAINER_IMAGE", "a"), ("PYXIS_CONTAINER_MOUNT_HOME", "y")]);
-        assert!(image.name_a_container());
+        assert!(image.ask_for_container());
         assert_eq!(image.image(), Ok(Some((PYXIS_IMAGE, b"a".as_slice()))));
         assert_eq!(image.settings(), Ok(Settings { mount_home: Some(true), ..Settings::default() }));
         let both = variables(&[("PYXIS_CONTAINER_IMAGE", "a"), (IMAGE, "b")]);
         assert_eq!(both.image(), Ok(Some((IMAGE, b"b".as_slice()))));
-        assert!(!variables(&[("PYXIS_CONTAINER_IMAGE", ""), ("PYXIS_CONTAINER", "a")]).name_a_container());
+        assert!(!variables(&[("PYXIS_CONTAINER_IMAGE", ""), ("PYXIS_CONTAINER", "a")]).ask_for_container());
         // "Booleans in variables: exactly `1 true yes y` or `0 false no n`; other values are ignored."
         for (value, expected) in [
             ("1", Some(true)),

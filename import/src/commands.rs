@@ -193,6 +193,27 @@ pub fn import(args: &ImportArgs, config: &Config) -> Result<Imported, Failure> {
     session.store(&session.resolve(&reference)?, &obtain_options(args))
 }
 
+/// `--container-save`: what is below a directory becomes an image. Runs in the container, with nothing of the host but the
+/// directory of the file, which is the current one.
+pub fn save(source: &OsStr, output: &Path, title: &Path) -> Result<ImportedFile, Failure> {
+    let file = OutputFile::create(output, Existing::Replace)?;
+    let bars = Bars::of(format!("{}: saving", shown(title)), true);
+    let compressors =
+        Compressors::new(Options::default()).map_err(|error| Failure::new(error.to_string()))?;
+    let importer = Importer {
+        compressors,
+        cache: LayerCache::scratch(".".into()),
+        use_cache: false,
+        platform: Platform::host(),
+        keep_owners: false,
+        foreign_layers: false,
+        bars: &bars,
+    };
+    let saved = importer.import_directory(Path::new(source), "the container", file.file())?;
+    file.publish()?;
+    Ok(saved)
+}
+
 /// The file in the current directory that an image gets which is in no registry: named after its source, as enroot does.
 fn default_output(source: &Source) -> PathBuf {
     const ENDS: [&str; 12] = [

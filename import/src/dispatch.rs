@@ -8,7 +8,7 @@ use mizzen::report::{print, report};
 use mizzen::signals::IgnoreSignal;
 use mizzen_core::config::Source;
 use mizzen_core::image_store::own_directory;
-use mizzen_core::importer::encode_answer;
+use mizzen_core::importer::{encode_answer, encode_saved};
 use mizzen_core::{Config, Failure};
 use nix::sys::signal::Signal;
 use rustix::fs::Mode;
@@ -38,6 +38,9 @@ pub fn run_process() -> ExitCode {
     }
     match cli.command {
         Command::Import(args) if args.for_slurm => answer(&args),
+        Command::Import(ImportArgs { save_as: Some(title), output: Some(output), source, .. }) => {
+            told(commands::save(&source, &output, &title).map(|saved| encode_saved(saved.size)))
+        }
         Command::Import(args) => mizzen::ended(import(&args)),
         Command::Export(args) => mizzen::ended(config().and_then(|config| commands::export(&args, &config))),
         Command::Images { json, command } => {
@@ -83,8 +86,13 @@ fn answer(args: &ImportArgs) -> ExitCode {
             imported.reference.ok_or_else(|| Failure::new("not the name of an image in a registry"));
         Ok((Some(imported.path), reference?))
     });
+    told(outcome.map(|(path, reference)| encode_answer(path.as_deref(), &reference) + "\n"))
+}
+
+/// Hands an answer, or the failure, to the program that waits for it.
+fn told(outcome: Result<String, Failure>) -> ExitCode {
     let (text, code) = match outcome {
-        Ok((path, reference)) => (encode_answer(path.as_deref(), &reference) + "\n", ExitCode::SUCCESS),
+        Ok(text) => (text, ExitCode::SUCCESS),
         Err(failure) => (failure.encode(), ExitCode::FAILURE),
     };
     match print(&text) {

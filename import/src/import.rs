@@ -91,19 +91,27 @@ impl Importer<'_> {
                 let about = |failure: Failure| failure.about(shown(path));
                 self.import_tar(file, &shown(path), output).map_err(about)?
             }
-            Source::Directory(path) => {
-                let bar = self.bars.add(shown(path), None);
-                let layer = convert_directory(path, self.scratch()?, &self.compressors)?;
-                bar.done("read");
-                self.write(&[layer], None, output).map_err(not_again)?;
-                None
-            }
+            Source::Directory(path) => return self.import_directory(path, &shown(path), output),
             Source::Image(path) => {
                 self.take_image(path, output)?;
                 None
             }
             Source::Stdin => self.import_stream(io::stdin(), "standard input", None, None, output)?,
         };
+        self.finish(output, manifest)
+    }
+
+    /// Writes what is below a directory, which is called `name` in messages.
+    pub fn import_directory(&self, path: &Path, name: &str, output: &File) -> Result<Imported, Failure> {
+        let bar = self.bars.add(name, None);
+        let layer = convert_directory(path, name, self.scratch()?, &self.compressors)?;
+        bar.done("read");
+        self.write(&[layer], None, output).map_err(not_again)?;
+        self.finish(output, None)
+    }
+
+    /// Sees that all of it is on disk, and what it is.
+    fn finish(&self, output: &File, manifest: Option<BlobDigest>) -> Result<Imported, Failure> {
         // The disk can work meanwhile. Its error must be kept: the kernel tells it once.
         let (digest, size) = thread::scope(|scope| {
             let synced = scope.spawn(|| output.sync_data());

@@ -11,6 +11,7 @@ use mizzen_core::config::Source;
 use mizzen_core::environment::names_environment_file;
 use mizzen_core::failure::quote;
 use mizzen_core::options::parse_env;
+use mizzen_core::request::ImageSource;
 use mizzen_core::settings::{Argument, Key, Spec, TomlForm};
 use mizzen_core::staging::Policy;
 use mizzen_core::{Config, Failure, Settings, build};
@@ -107,6 +108,17 @@ pub enum Command {
         /// What to do with them; without it they are shown.
         #[command(subcommand)]
         command: Option<ImagesCommand>,
+    },
+    /// Show and remove your named containers on this node
+    ///
+    /// Those of a job go with it: when you start another one here, or where the site prunes in its epilog. Global ones stay.
+    Containers {
+        /// For programs
+        #[arg(long, global = true)]
+        json: bool,
+        /// What to do with them.
+        #[command(subcommand)]
+        command: ContainersCommand,
     },
     /// Show and check environment files, which describe containers (srun --environment=NAME)
     #[command(after_help = ENV_EXAMPLES)]
@@ -215,6 +227,36 @@ pub enum CacheCommand {
     },
 }
 
+/// What can be done with named containers.
+#[derive(Debug, Subcommand)]
+pub enum ContainersCommand {
+    /// Show them: whose they are, whether they run, how much was written in them, and what they were made from
+    List,
+    /// Remove those that do not run
+    #[command(
+        override_usage = "mizzen containers remove [OPTIONS] <NAMES>...\n       mizzen containers remove [OPTIONS] --all"
+    )]
+    Remove {
+        /// Those of this job; without it, of the job that this command is in, or the global ones
+        #[arg(long)]
+        job: Option<u32>,
+        /// All of them
+        #[arg(long, conflicts_with = "names")]
+        all: bool,
+        /// Their names
+        #[arg(required_unless_present = "all")]
+        names: Vec<String>,
+    },
+    /// Remove those of jobs that have ended, and what was left by crashes
+    ///
+    /// Slurm is asked which jobs have ended. With --job it is not: for epilogs, as the job's user.
+    Prune {
+        /// Only those of this job, which has ended on this node
+        #[arg(long)]
+        job: Option<u32>,
+    },
+}
+
 /// What shapes a container.
 #[derive(Debug, Args)]
 pub struct ContainerArgs {
@@ -240,7 +282,8 @@ pub struct ContainerArgs {
     /// Have a container of one's own under mpirun, too
     #[arg(long, overrides_with = "share")]
     no_share: bool,
-    /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content; FILE.toml is an environment file
+    /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content; FILE.toml is an environment file; - with --name: what
+    /// the container was made from
     #[arg(required_unless_present = "environment")]
     image: Option<PathBuf>,
     /// The program and its arguments
@@ -283,6 +326,11 @@ impl ContainerArgs {
         };
         let image = match &environment {
             Some(file) => find_image::of_environment(file, &config)?,
+            None if image.as_os_str() == "-" && settings.name.is_some() => ImageSource::Recorded,
+            None if image.as_os_str() == "-" => {
+                return Err(Failure::new("-: no image, and no container by its name")
+                    .hint("with --name=NAME it stands for the image that the container was made from"));
+            }
             None => find_image::to_run(&image, &config)?,
         };
         let options = RunOptions::new(image, command, settings, config, Origin::Option)?;

@@ -12,9 +12,10 @@ use mizzen_core::failure::FailureKind;
 use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
-use crate::cli::{CacheCommand, Cli, Command, EnvCommand};
+use crate::cli::{CacheCommand, Cli, Command, ContainersCommand, EnvCommand};
+use crate::containers::commands::Containers;
 use crate::report::{print, report, written};
-use crate::stage::commands::Stager;
+use crate::stage::commands::{Outcome, Stager};
 use crate::{
     check_config, cli, doctor, environment, importer, inspect, manual, pipeline, raised_limits, share, slurm,
     stage, step, sys, trace,
@@ -70,6 +71,7 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
         | Command::Login(_)
         | Command::Logout(_) => Err(importer::exec()),
         Command::Cache { json, command } => return cache(&command, json),
+        Command::Containers { json, command } => return containers(&command, json),
         Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
         Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
         Command::CheckConfig { file } => check_config::run(file.as_deref()),
@@ -115,7 +117,7 @@ fn told_by_clap(error: &clap::Error) -> ExitCode {
 
 fn run(container: cli::ContainerArgs) -> ExitCode {
     let outcome = container.into_options().and_then(|options| match share::find(&options)? {
-        None => pipeline::run(&options),
+        None => pipeline::run(options),
         Some(shared) => share::run(&options, &shared),
     });
     match outcome {
@@ -170,6 +172,20 @@ fn cache(command: &CacheCommand, json: bool) -> ExitCode {
             CacheCommand::Prune => cache.prune(),
             CacheCommand::Remove { all, images } => cache.remove(images, *all),
         });
+    show(outcome, json)
+}
+
+fn containers(command: &ContainersCommand, json: bool) -> ExitCode {
+    let outcome = Config::load(&Source::Default).and_then(|config| match command {
+        ContainersCommand::List => Containers::new(&config, None).list(),
+        ContainersCommand::Remove { job, all, names } => Containers::new(&config, *job).remove(names, *all),
+        ContainersCommand::Prune { job } => Containers::new(&config, *job).prune(*job),
+    });
+    show(outcome, json)
+}
+
+/// Prints a result, for people or for programs.
+fn show(outcome: Result<Outcome, Failure>, json: bool) -> ExitCode {
     let printed = outcome.and_then(|outcome| {
         print(&if json { format!("{:#}\n", outcome.json) } else { outcome.text })?;
         Ok(outcome.good)

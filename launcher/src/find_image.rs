@@ -34,6 +34,7 @@ pub fn to_read(
         ImageSource::File { path, digest } => (path, digest, None),
         ImageSource::Stored { path, reference } => (path, None, Some(reference)),
         ImageSource::Unfetched(reference) => return Err(Failure::new(format!("{reference}: not imported"))),
+        ImageSource::Recorded => return Err(Failure::new("no image")),
     })
 }
 

@@ -25,19 +25,25 @@ const NAME: &str = "mizzen-import";
 
 /// Becomes the importer, with the words of this command line. Returns only why it could not.
 pub fn exec() -> Failure {
-    let own = match std::env::current_exe() {
-        Ok(own) => own,
-        Err(error) => return Failure::caused_by("cannot find the importer: /proc/self/exe", error),
+    let program = match find() {
+        Ok(program) => program,
+        Err(failure) => return failure,
     };
-    let places = places(&own);
-    let program = places.iter().find(|place| place.exists()).unwrap_or(&places[0]);
-    let mut command = Command::new(program);
+    let mut command = Command::new(&program);
     // Its messages are those of `mizzen`.
     command.arg0("mizzen").args(std::env::args_os().skip(1));
     raised_limits::restore();
-    Failure::caused_by(format!("cannot start the importer: {}", shown(program)), command.exec()).or_hint(
+    Failure::caused_by(format!("cannot start the importer: {}", shown(&program)), command.exec()).or_hint(
         format!("`make install` and the package of mizzen put it there; copy {NAME} of the same version"),
     )
+}
+
+/// Where it is, or should be.
+pub fn find() -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::caused_by("cannot find the importer: /proc/self/exe", error))?;
+    let [installed, built] = places(&own);
+    Ok(if !installed.exists() && built.exists() { built } else { installed })
 }
 
 /// The same for a program that waits for an answer: the plugin, or the launcher.
@@ -100,6 +106,7 @@ pub fn obtain(options: &RunOptions) -> Result<PathBuf, Failure> {
     };
     match (&options.image, options.import.when) {
         (ImageSource::File { path, .. }, _) => Ok(path.clone()),
+        (ImageSource::Recorded, _) => Err(Failure::new("no image")),
         (ImageSource::Stored { reference, .. } | ImageSource::Unfetched(reference), ImportWhen::Never) => {
             Err(refused_by_key("never").about(reference))
         }

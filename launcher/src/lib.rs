@@ -3,6 +3,7 @@
 mod cdi;
 mod check_config;
 pub mod cli;
+mod containers;
 mod dispatch;
 mod doctor;
 mod elf;
@@ -22,6 +23,7 @@ mod pipeline;
 mod plan;
 pub mod progress;
 mod raised_limits;
+mod remove_tree;
 pub mod report;
 mod sandbox;
 mod share;

@@ -15,11 +15,12 @@ use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
 use mizzen_core::request::ImageSource;
 pub use mizzen_core::settings::Unshare;
-use mizzen_core::settings::{Key, Mpi, Settings, Verbosity};
+use mizzen_core::settings::{Key, Mpi, Settings, Verbosity, Writable};
 use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
+use crate::containers::{Named, Scope};
 use crate::slurm::CallerContext;
 use crate::stage::StagingOptions;
 use crate::trace;
@@ -57,6 +58,8 @@ pub struct RunOptions {
     pub leave_out_hooks: Vec<String>,
     /// When and where the image is copied first.
     pub staging: StagingOptions,
+    /// Which container that is kept on the node it is, if it has a name.
+    pub named: Option<Named>,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
 }
@@ -149,12 +152,23 @@ impl RunOptions {
         if origin == Origin::StepOption {
             user.check_for_step(|key| origin.name_of(key))?;
         }
+        // Whoever saves a container, or gives it a name, means to change it, whatever holds for others.
+        if user.save.is_some() || user.name.is_some() {
+            user.writable.get_or_insert(Writable::Yes);
+        }
         let settings = user.or(site);
         if settings.verbose() == Verbosity::Debug {
             trace::enable_debug(config.log_format);
         }
+        let job = std::env::var("SLURM_JOB_ID").ok();
+        let named = settings.name.clone().map(|name| Named {
+            name,
+            directory: config.stage_directory.clone(),
+            scope: Scope::new(config.container_scope, job.as_deref()),
+        });
         Ok(RunOptions {
             image,
+            named,
             command,
             mounts,
             environment,

@@ -2,10 +2,11 @@
 //! a Slurm step the first task on a node does it for the others (`step/mod.rs`), and under mpirun the first rank
 //! (`share/mod.rs`).
 //!
-//!     options -> import -> stage -> load -> serve -> plan -> build -> exec
+//!     options -> find -> import -> stage -> load -> serve -> plan -> build -> exec
 //!
 //! | part   | what it gives                      | what it does to the node                                           |
 //! |--------|------------------------------------|--------------------------------------------------------------------|
+//! | find   | a named container, if one is meant  | waits for others who start it; makes its directory when it is planned|
 //! | import | the image's path                   | where the site wants that: imports it into the user's store        |
 //! | stage  | the image's file                   | may copy the image to the node                                     |
 //! | load   | the image's files, readable        | nothing                                                            |
@@ -16,47 +17,69 @@
 //!
 //! Runs as the user on the host, and from `build` on in the container's namespaces.
 
-use std::os::fd::OwnedFd;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mizzen_core::image::real_path;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::Verbosity;
+use mizzen_core::settings::{Key, SavePath, Unshare, Verbosity, Workdir, Writable};
 use mizzen_core::{Failure, limits};
 use mizzen_squashfs as squashfs;
 use tracing::{debug, info_span};
 
+use crate::containers::{self, Claim, Found, Running};
 use crate::host::Host;
 use crate::image::{self, Content, Loaded};
 use crate::mount::MountKind;
 use crate::options::RunOptions;
-use crate::plan::{self, Identity, Plan};
+use crate::plan::{self, Explained, Facts, Identity, NamedRoot, Plan, Program, typed_command};
 use crate::report::report_note;
-use crate::sandbox::{self, Namespaces, Reporter, RootSource, Server, Sources, StderrReporter, Watch};
+use crate::sandbox::{
+    self, Namespaces, Others, Owner, Reporter, RootSource, SaveTarget, Saved, Server, ServerLock, Sources,
+    StderrReporter, Watch,
+};
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
 use crate::{host_libraries, importer, raised_limits, trace};
 
-/// Runs a program in a container of its own: becomes it, or returns why not.
-pub fn run(options: &RunOptions) -> Result<i32, Failure> {
-    let prepared = prepare_run(options)?;
+/// Runs a program in a container of its own, or in a named one: becomes it, or returns why not.
+pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
+    let reporter = Box::new(StderrReporter::for_this_process());
+    let save = save_target(&options, None)?;
+    let claim = match containers::find(&mut options)? {
+        None => None,
+        Some(Found::Stopped(claim)) => Some(*claim),
+        Some(Found::Running(running)) => return run_in(*running, &options, reporter, save.as_ref()),
+        Some(Found::Step(step)) => {
+            return Err(Failure::new(format!("the container \"{step}\" is that of a step"))
+                .hint(format!("srun --overlap --container-join={step} enters it")));
+        }
+    };
+    let options = &options;
+    let prepared = prepare_run(options, reporter, claim)?;
     if prepared.plan.unshare.pid {
         return sandbox::run_as_child(&prepared.plan, prepared.sources);
     }
-    let (plan, _) = enter(options, prepared)?;
-    Err(sandbox::exec_program(&plan.program))
+    let (plan, _) = build_and_enter(options, prepared)?;
+    run_program(&plan.program, save.as_ref())
 }
 
 /// Prepares the container of `mizzen run`, and tells what the user should know.
-pub fn prepare_run(options: &RunOptions) -> Result<Prepared, Failure> {
-    let reporter = Box::new(StderrReporter::for_this_process());
-    let prepared = prepare(options, &Host::detect(), reporter)?;
+pub fn prepare_run(
+    options: &RunOptions,
+    reporter: Box<dyn Reporter>,
+    claim: Option<Claim>,
+) -> Result<Prepared, Failure> {
+    let prepared = prepare(options, &Host::detect(), reporter, claim)?;
     prepared.plan.notes.iter().for_each(|note| report_note(note));
     Ok(prepared)
 }
 
 /// Makes that container and enters it.
-pub fn enter(options: &RunOptions, prepared: Prepared) -> Result<(Plan, Namespaces), Failure> {
+pub fn build_and_enter(options: &RunOptions, prepared: Prepared) -> Result<(Plan, Namespaces), Failure> {
     let Prepared { plan, sources } = prepared;
     let namespaces = build(&plan, sources, None)?;
     if options.settings.verbose() != Verbosity::Quiet {
@@ -68,11 +91,64 @@ pub fn enter(options: &RunOptions, prepared: Prepared) -> Result<(Plan, Namespac
     Ok((plan, namespaces))
 }
 
+/// Becomes the program; or, if the container is to be saved, runs it and does that.
+fn run_program(program: &Program, save: Option<&SaveTarget>) -> Result<i32, Failure> {
+    let Some(save) = save else { return Err(sandbox::exec_program(program)) };
+    let Saved { end, outcome } = save.run(program, Others::None)?;
+    report_note(&outcome.map_err(|failure| failure.about("--save"))?);
+    Ok(end.imitate())
+}
+
+/// The file that the container is to be saved as, if it is. `node` is this node's name where the step has others.
+pub fn save_target(options: &RunOptions, node: Option<&str>) -> Result<Option<SaveTarget>, Failure> {
+    let Some(SavePath(path)) = &options.settings.save else { return Ok(None) };
+    let about = |failure: Failure| failure.about(options.user().name_of(Key::Save));
+    if options.settings.writable == Some(Writable::No) {
+        return Err(about(Failure::new("nothing can change in a container that is read-only"))
+            .hint("leave --container-readonly out"));
+    }
+    if options.unshare.pid {
+        return Err(about(Failure::new("not with --unshare pid")));
+    }
+    let text = path.as_os_str().as_bytes();
+    let placeholder = text.windows(2).position(|part| part == b"%N");
+    let path = match (placeholder, node) {
+        (Some(at), _) => {
+            let name = mizzen_core::node_name();
+            PathBuf::from(OsString::from_vec([&text[..at], name.as_bytes(), &text[at + 2..]].concat()))
+        }
+        (None, Some(_)) => {
+            let message = format!("{}: every node of the step would write it", image::shown(path));
+            return Err(about(Failure::new(message)).hint("write %N into its name, for the name of the node"));
+        }
+        (None, None) => path.clone(),
+    };
+    let path = std::path::absolute(&path).unwrap_or(path);
+    SaveTarget::open(&path, &importer::find()?).map(Some).map_err(about)
+}
+
+/// Runs a program in a named container that runs.
+fn run_in(
+    running: Running,
+    options: &RunOptions,
+    reporter: Box<dyn Reporter>,
+    save: Option<&SaveTarget>,
+) -> Result<i32, Failure> {
+    let environment = Host::detect().environment;
+    let (_, facts) = enter(running, options, reporter)?;
+    let mut command = typed_command(options, &facts);
+    if command.value.is_empty() {
+        command = Explained { value: vec!["/bin/sh".into()], why: "a shell".to_owned() };
+    }
+    run_program(&Program::new(options, &facts, command, &environment), save)
+}
+
 /// Everything but the side effects, for `mizzen plan`: the image is read where it is, and nothing is served.
 pub fn plan(options: &RunOptions) -> Result<Plan, Failure> {
-    let options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
+    let mut options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
+    let named = containers::look(&mut options)?;
     let image = stage_and_load(&import(&options)?, &options)?;
-    make_plan(&options, &image, &Host::detect()).map(|(plan, _)| plan)
+    make_plan(&options, &image, &Host::detect(), named).map(|(plan, _)| plan)
 }
 
 /// A container that is about to be made.
@@ -83,16 +159,83 @@ pub struct Prepared {
     pub sources: Sources,
 }
 
-/// Imports, stages, loads, serves and plans.
-pub fn prepare(options: &RunOptions, host: &Host, reporter: Box<dyn Reporter>) -> Result<Prepared, Failure> {
+/// Imports, stages, loads, serves and plans. With a claim, for a named container, which is made if it is not there.
+pub fn prepare(
+    options: &RunOptions,
+    host: &Host,
+    reporter: Box<dyn Reporter>,
+    mut claim: Option<Claim>,
+) -> Result<Prepared, Failure> {
     let path = import(options)?;
     let image = info_span!("stage").in_scope(|| stage_and_load(&path, options))?;
     info_span!("plan").in_scope(|| {
         let watch = Watch::new(reporter)?;
-        let root = serve(&image, options, host, &watch)?;
-        let (plan, data) = make_plan(options, &image, host)?;
-        Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None } })
+        let named = claim.as_mut().map(|claim| claim.root(options, &image)).transpose()?;
+        let lock = claim.as_ref().map(Claim::server_lock);
+        let root = serve(&image, options, host, &watch, lock.as_ref())?;
+        let (mut plan, data) = make_plan(options, &image, host, named)?;
+        if let Some(claim) = &mut claim {
+            claim.make()?;
+            plan.notes.extend(claim.note.take());
+        }
+        Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None, claim } })
     })
+}
+
+/// Enters a named container that runs.
+pub fn enter(
+    running: Running,
+    options: &RunOptions,
+    reporter: Box<dyn Reporter>,
+) -> Result<(Namespaces, Facts), Failure> {
+    let mut facts = Facts { unshare: running.namespaces.unshare, ..running.facts(options) };
+    check_namespaces(options, facts.unshare)?;
+    let watch = Watch::new(reporter)?;
+    match stand_by(&running, options, &watch) {
+        Ok(()) => watch.arm(running.namespaces.user.as_fd()),
+        // It can be entered all the same.
+        Err(failure) => debug!(%failure, "its files end with the step that has started it"),
+    }
+    let cwd = std::env::current_dir().ok();
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let outside = cwd.as_deref().and_then(identity);
+    running.namespaces.enter()?;
+    let here = || cwd.clone().filter(|cwd| outside.is_some() && identity(cwd) == outside);
+    if let Some(Workdir::Directory(workdir)) = &options.settings.workdir {
+        facts.workdir = cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
+        facts.workdir_why = options.user().name_of(Key::Workdir);
+    } else if let Some(here) = here() {
+        facts.workdir = here;
+        facts.workdir_why = "the current directory".to_owned();
+    }
+    Ok((running.namespaces, facts))
+}
+
+/// A container that runs has the namespaces that it was started with.
+fn check_namespaces(options: &RunOptions, own: Unshare) -> Result<(), Failure> {
+    let names = [
+        ("network", options.unshare.net, own.net),
+        ("IPC", options.unshare.ipc, own.ipc),
+        ("UTS", options.unshare.uts, own.uts),
+    ];
+    match names.into_iter().find(|(_, wanted, has)| *wanted && !*has) {
+        None => Ok(()),
+        Some((name, ..)) => {
+            let message = format!("requested but the container is not in a separate {name} namespace");
+            Err(Failure::new(message)
+                .about(options.user().name_of(Key::Unshare))
+                .hint("it runs already; wait for its end, or give the option when it is started"))
+        }
+    }
+}
+
+/// The files of the container come from a server that ends with the step which has started it: another one is to go on then.
+fn stand_by(running: &Running, options: &RunOptions, watch: &Watch) -> Result<(), Failure> {
+    let image = stage_and_load(&import(options)?, options)?;
+    let Content::Squashfs(squashfs) = &image.content else { return Ok(()) };
+    let connection = sandbox::server_connection(&running.server_lock.0)?;
+    let (path, lock) = (&image.opened.path, Some(&running.server_lock));
+    Server::start(squashfs, path, &options.command, running.owner(), watch, lock)?.stand_by(&connection)
 }
 
 /// Makes the container and enters it.
@@ -110,7 +253,9 @@ pub fn summary(plan: &Plan) -> String {
 fn import(options: &RunOptions) -> Result<PathBuf, Failure> {
     match &options.image {
         ImageSource::Unfetched(_) => info_span!("import").in_scope(|| importer::obtain(options)),
-        ImageSource::File { .. } | ImageSource::Stored { .. } => importer::obtain(options),
+        ImageSource::File { .. } | ImageSource::Stored { .. } | ImageSource::Recorded => {
+            importer::obtain(options)
+        }
     }
 }
 
@@ -133,12 +278,19 @@ fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> 
 }
 
 /// Where the container gets its files from.
-fn serve(image: &Loaded, options: &RunOptions, host: &Host, watch: &Watch) -> Result<RootSource, Failure> {
+fn serve(
+    image: &Loaded,
+    options: &RunOptions,
+    host: &Host,
+    watch: &Watch,
+    lock: Option<&ServerLock>,
+) -> Result<RootSource, Failure> {
     let path = &image.opened.path;
     Ok(match &image.content {
         Content::Squashfs(squashfs) => {
             let identity = Identity::new(host, options.settings.remap_root());
-            RootSource::Squashfs(Server::start(squashfs, path, &options.command, &identity, watch)?)
+            let owner = Owner::new(&identity);
+            RootSource::Squashfs(Server::start(squashfs, path, &options.command, owner, watch, lock)?)
         }
         // By its own name, and not by that which it was opened by: no descriptor from outside can be bound inside the
         // container's mount namespace, which a path like /proc/self/fd/0 stands for; and a link on the way may have been
@@ -157,6 +309,7 @@ fn make_plan(
     options: &RunOptions,
     image: &Loaded,
     host: &Host,
+    named: Option<NamedRoot>,
 ) -> Result<(Plan, Vec<Arc<squashfs::Image>>), Failure> {
     raised_limits::raise_open_files();
     let metadata = image.metadata()?;
@@ -164,7 +317,7 @@ fn make_plan(
     let host_libraries = host_libraries::decide(options, image.tree(), &metadata, host)?;
     // What is wrong with these is no fault of the image.
     let asked = plan::asked_mounts(options, host)?;
-    let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries, asked)
+    let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries, asked, named)
         .map_err(|failure| image.named(failure))?;
     debug!(mounts = plan.mounts.len(), root = plan.root.text(), "the plan");
     raised_limits::check_open_files(&plan)?;

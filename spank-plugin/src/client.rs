@@ -42,7 +42,7 @@ pub fn container_wanted() -> bool {
     state::lock().wanted
         || slurms_own_option().is_some()
         || var_os(VARIABLE).is_some()
-        || own_variables().name_a_container()
+        || own_variables().ask_for_container()
 }
 
 /// Puts the request into the variable that goes to the node, or refuses the command. Slurm calls this once for
@@ -186,11 +186,6 @@ fn component_request(
     inherited: Option<Request>,
     variables: &Variables,
 ) -> Result<Option<Request>, Failure> {
-    if let Some(missing) = reported.iter().find(|option| option.meaning() == Some(Meaning::Missing)) {
-        return Err(Failure::new(format!("{}: mizzen has no named containers", missing.name())).hint(
-            "give the image with --container; --container-join enters the container of a running step",
-        ));
-    }
     let last = |meaning| reported.iter().rfind(|option| option.meaning() == Some(meaning));
     let typed = TypedOptions {
         image: named_image(last(Meaning::Image))?,
@@ -271,6 +266,7 @@ fn show(request: &Option<Request>) -> String {
                 ImageSource::Stored { reference, .. } | ImageSource::Unfetched(reference) => {
                     reference.to_string()
                 }
+                ImageSource::Recorded => "none".to_owned(),
             }
         }
         Some(Request::SlurmRuntime) => "Slurm's own runtime".to_owned(),

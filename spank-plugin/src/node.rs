@@ -119,6 +119,10 @@ fn start_launcher(spank: &Spank, request: &Request) -> Result<(), Failure> {
         && is_script(spank)
         && !container.settings.script.map_or_else(|| Ok(state::lock().config()?.settings.script()), Ok)?
     {
+        if container.settings.save.is_some() {
+            return Err(Failure::new("--container-save: the script runs on the node, not in the container")
+                .hint("leave --no-container-script out, or give --container-save to srun in the script"));
+        }
         return Ok(());
     }
     let launcher = spank::launcher()?;

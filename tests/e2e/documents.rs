@@ -164,8 +164,10 @@ fn prepared(name: &str) -> (Cluster, LocalRegistry, ClusterRegistry) {
     let scratch = "mkdir -p /shared/scratch/alice && chown -R alice: /shared/scratch/alice";
     assert_eq!(cluster.run_as_root(scratch).code, 0);
     for machine in ["ctl", "node1", "node2"] {
-        let linked =
-            cluster.run_on(machine, User::Root, "mkdir /scratch && mount --bind /shared/scratch /scratch");
+        // Named containers need a disk: the overlay that is a machine's root directory cannot be under another.
+        let mounts = "mkdir /scratch && mount --bind /shared/scratch /scratch && \
+                      mount -t tmpfs -o mode=1777 disk /var/tmp";
+        let linked = cluster.run_on(machine, User::Root, mounts);
         assert_eq!(linked.code, 0, "{}", linked.text());
     }
     let home =

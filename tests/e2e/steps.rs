@@ -280,7 +280,7 @@ fn bad_values_are_refused_before_anything_is_submitted() {
         ("--container-env=", "--container-env: \"\": the name is empty"),
         ("--container-env='A B=1'", "--container-env: \"A B\": not a variable's name"),
         ("--container-join=0", "--container-join and other options of a container"),
-        ("--container-name=x", "--container-name: mizzen has no named containers"),
+        ("--container-name=a/b", "--container-name: \"a/b\": the name has a /"),
         ("--container-mounts=$(seq -s, -f /tmp:/m/%g 9000)", "the container's options have "),
     ] {
         let program = "touch /shared/marker";

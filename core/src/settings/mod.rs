@@ -4,11 +4,13 @@
 //! The table below is the only list of them. Options of srun and of `mizzen run`, variables, keys of mizzen.toml, help texts
 //! and man pages are made from it: to add a setting, add a line here, and use it where it acts.
 
+mod named;
 mod values;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+pub use named::{ContainerName, ContainerScope, NameMode, SavePath};
 pub use values::{Fabric, Gpu, Hostname, Mpi, TomlForm, Unshare, Value, Verbosity, Workdir, Writable};
 
 use crate::Failure;
@@ -217,6 +219,18 @@ settings! {
         value("unshare", "net,ipc,uts", "have namespaces of the container's own: network, IPC, host name").run("unshare")
             .more("All tasks of the step on a node share them. With net there is a loopback and nothing else; with ipc, /dev/shm and \
                    /dev/mqueue are the container's own. `mizzen run` also has pid.");
+    Name name: ContainerName,
+        value("name", "NAME[:auto|create|exec|no_exec]", "use the container NAME of this node, whose changes stay for later steps")
+            .run("name")
+            .more("A container of this name that runs is entered; one that is there is started with the changes that it has; else it \
+                   is made from the image. create: it must not be there; exec: it must run; no_exec: it must not run. Without an \
+                   image it is the one that it was made from. JOB.STEP enters the container of a running step.");
+    Save save: SavePath,
+        value("save", "PATH", "write what the container has become as an image, when the last task on the node has ended")
+            .run("save")
+            .more("A squashfs file; relative to the directory of submission; a file that is there is replaced when the new one is \
+                   complete. The container is writable, unless --container-readonly. In a step of several nodes PATH needs %N, \
+                   which stands for the node's name. A step that was ended by a signal is not saved.");
     MountHome mount_home: bool = true,
         switch("mount-home", "have the home directory in the container", "leave the home directory out")
             .run("home").toml("mount_home");
@@ -342,6 +356,8 @@ mod tests {
             (Key::Fabric, "image"),
             (Key::Verbose, "debug"),
             (Key::Hostname, "n1.site"),
+            (Key::Name, "dev:exec"),
+            (Key::Save, "my.sqsh"),
         ])
         .absolute(Path::new("/here"));
         assert_eq!(all.workdir, Some(Workdir::Directory("/here/w".into())));

@@ -72,6 +72,11 @@ impl LayerCache {
         Ok(LayerCache { directory, limit })
     }
 
+    /// A directory in which nothing is kept, for the files without a name that a conversion needs meanwhile.
+    pub fn scratch(directory: PathBuf) -> LayerCache {
+        LayerCache { directory, limit: None }
+    }
+
     /// Where it is.
     pub fn directory(&self) -> &Path {
         &self.directory

@@ -4,11 +4,9 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use mizzen_core::Failure;
-use mizzen_core::failure::quote;
 use mizzen_squashfs::writer::Compressors;
 
 use crate::export::{Files, Found, Walk};
@@ -16,9 +14,14 @@ use crate::layer::{Entry, EntryContent, Layer, LayerWriter, stored_time};
 use crate::tar::EntryKind;
 use crate::whiteout::clean_path;
 
-/// Converts what is below a directory into `out`, an empty file that can be read.
-pub fn convert_directory(root: &Path, out: File, compressors: &Compressors) -> Result<Layer, Failure> {
-    let about = |failure: Failure| failure.about(quote(root.as_os_str().as_bytes()));
+/// Converts what is below a directory, which is called `name` in messages, into `out`, an empty file that can be read.
+pub fn convert_directory(
+    root: &Path,
+    name: &str,
+    out: File,
+    compressors: &Compressors,
+) -> Result<Layer, Failure> {
+    let about = |failure: Failure| failure.about(name);
     let mut layer = LayerWriter::new(out, compressors)?;
     // The first name of what has several.
     let mut links = HashMap::new();

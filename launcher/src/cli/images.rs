@@ -90,6 +90,9 @@ pub struct ImportArgs {
     /// The configuration that plugstack.conf names.
     #[arg(long, hide = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// For `--container-save`: the source is a directory, and the file is called so in messages.
+    #[arg(long, hide = true, value_name = "PATH", requires = "output")]
+    pub save_as: Option<PathBuf>,
     /// What to import, see below
     pub source: OsString,
 }

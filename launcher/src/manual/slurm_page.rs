@@ -46,7 +46,7 @@ environment files; the variable EDF_PATH names other directories in place of ~/.
 /// The page.
 pub(super) fn page() -> String {
     let mut page = title("mizzen-slurm", 7) + HEAD;
-    for option in slurm_options::all().iter().filter(|option| option.meaning != Meaning::Missing) {
+    for option in slurm_options::all().iter() {
         page.push_str(&entry(option));
     }
     page.push_str(TAIL);
@@ -64,7 +64,7 @@ fn entry(option: &OptionSpec) -> String {
         Meaning::Environment => (Some("MIZZEN_ENVIRONMENT or MIZZEN_EDF".to_owned()), ""),
         Meaning::Setting(key, Some("no")) => (Some(key.variable()), ""),
         Meaning::Setting(key, _) => (Some(key.variable()), key.spec().more),
-        Meaning::Join | Meaning::Missing => (None, ""),
+        Meaning::Join => (None, ""),
     };
     let variable = variable.map_or_else(String::new, |name| format!("; variable {name}"));
     let more = if more.is_empty() { String::new() } else { format!(". {more}") };
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn the_page_and_the_users_guide_have_every_option() {
         let (page, guide) = (page(), include_str!("../../../docs/users.md"));
-        for option in slurm_options::all().iter().filter(|option| option.meaning != Meaning::Missing) {
+        for option in slurm_options::all().iter() {
             let name = &option.name;
             assert!(page.contains(&format!("\\-\\-{}", roff(name))), "{name}");
             let name = name.trim_start_matches("no-");

@@ -33,7 +33,7 @@ pub use identity::Identity;
 pub use mount_options::{Asked, asked_mounts};
 pub use mount_points::lies_in;
 pub use pytorch::Pytorch;
-pub use root::{Changes, Root};
+pub use root::{Changes, NamedRoot, Root};
 
 /// A container, decided to the last mount and variable.
 #[derive(Clone, Debug)]
@@ -156,7 +156,7 @@ pub struct Skeleton {
 }
 
 impl Plan {
-    /// Decides everything about a run. `asked` are the mounts that options ask for.
+    /// Decides everything about a run. `asked` are the mounts that options ask for, `named` the container that keeps its changes.
     pub fn make(
         options: &RunOptions,
         tree: &dyn Tree,
@@ -164,6 +164,7 @@ impl Plan {
         host: &Host,
         host_libraries: HostLibraries,
         asked: Vec<Asked>,
+        named: Option<NamedRoot>,
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.settings.remap_root());
         let mut notes = host_libraries.notes.clone();
@@ -171,7 +172,7 @@ impl Plan {
         notes.append(&mut mpi.notes);
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries, asked };
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
-        let root = root::decide(&options.settings.writable(), host)?;
+        let root = root::decide(&options.settings.writable(), host, named)?;
         let (mounts, files) = mounts::split_files(mounts, &root);
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         // Where the image keeps their place from being mounted, nothing that it has there is taken for them.

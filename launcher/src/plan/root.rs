@@ -29,6 +29,15 @@ pub enum Changes {
         /// Its `size=`.
         limit: String,
     },
+    /// In the directory of a named container.
+    Named {
+        /// With `upper` and `work` in it.
+        directory: PathBuf,
+        /// What tells it from every other container; none in a plan that is only shown.
+        id: String,
+        /// Whether they are only to be seen.
+        read_only: bool,
+    },
     /// In a new directory below this one, where tmpfs cannot hold them. Nothing but the free space limits them.
     OnDisk {
         /// On the node's disk.
@@ -36,8 +45,30 @@ pub enum Changes {
     },
 }
 
+/// What is known of a named container.
+pub struct NamedRoot {
+    /// Where its changes are.
+    pub directory: PathBuf,
+    /// What tells it from others.
+    pub id: String,
+    /// What the user says; a named container is writable unless they say no.
+    pub writable: Option<Writable>,
+}
+
 /// Decides it. A limit that is asked for holds, or the run is refused.
-pub fn decide(writable: &Writable, host: &Host) -> Result<Root, Failure> {
+pub fn decide(writable: &Writable, host: &Host, named: Option<NamedRoot>) -> Result<Root, Failure> {
+    if let Some(NamedRoot { directory, id, writable }) = named {
+        return match writable {
+            Some(Writable::UpTo(limit)) => Err(Failure::new(format!(
+                "writable up to {limit}: no limit holds for a named container, whose changes are on disk"
+            ))
+            .hint("leave the size out, or the name")),
+            writable => {
+                let read_only = writable == Some(Writable::No);
+                Ok(Root::Writable(Changes::Named { directory, id, read_only }))
+            }
+        };
+    }
     let limit = match writable {
         Writable::No => return Ok(Root::ReadOnly),
         Writable::Yes => None,
@@ -72,6 +103,10 @@ impl Root {
         match self {
             Root::ReadOnly => "read-only".to_owned(),
             Root::Writable(Changes::InMemory { limit }) => format!("writable in memory, up to {limit}"),
+            Root::Writable(Changes::Named { directory, read_only, .. }) => {
+                let how = if *read_only { "read-only" } else { "writable" };
+                format!("{how}, with the changes in {}", quote(directory.as_os_str().as_bytes()))
+            }
             Root::Writable(Changes::OnDisk { parent }) => {
                 let parent = quote(parent.as_os_str().as_bytes());
                 format!("writable on disk, in a new directory below {parent}")
@@ -84,6 +119,7 @@ impl Root {
         match self {
             Root::ReadOnly => "default",
             Root::Writable(Changes::InMemory { .. }) => "by option, or mizzen.toml",
+            Root::Writable(Changes::Named { .. }) => "a named container, whose changes stay",
             Root::Writable(Changes::OnDisk { .. }) => {
                 "by option, or mizzen.toml; the kernel's tmpfs has no user xattrs (Linux 6.6 has), so no limit holds"
             }
@@ -99,19 +135,35 @@ mod tests {
         let environment = tmpdir.map(|value| ("TMPDIR".into(), value.into())).into_iter().collect();
         let host = Host { tmpfs_has_xattrs, environment, ..Host::for_tests() };
         let writable = limit.map_or(Writable::Yes, |limit| Writable::UpTo(limit.to_owned()));
-        decide(&writable, &host)
+        decide(&writable, &host, None)
     }
 
     #[test]
     fn changes_are_kept_where_the_limit_holds() {
         let memory = |limit: &str| Ok(Root::Writable(Changes::InMemory { limit: limit.to_owned() }));
         let disk = |parent: &str| Ok(Root::Writable(Changes::OnDisk { parent: parent.into() }));
-        assert_eq!(decide(&Writable::No, &Host::for_tests()), Ok(Root::ReadOnly));
+        assert_eq!(decide(&Writable::No, &Host::for_tests(), None), Ok(Root::ReadOnly));
         assert_eq!(decided(None, true, Some("/scratch")), memory("50%"));
         assert_eq!(decided(Some("1g"), true, None), memory("1g"));
         assert_eq!(decided(None, false, None), disk("/var/tmp"));
         assert_eq!(decided(None, false, Some("/scratch")), disk("/scratch"));
         assert_eq!(decided(None, false, Some("relative")), disk("/var/tmp"));
+        let named = |writable| {
+            let named = NamedRoot { directory: "/c/x".into(), id: "7".to_owned(), writable };
+            decide(&Writable::No, &Host::for_tests(), Some(named))
+        };
+        let kept = |read_only| {
+            Ok(Root::Writable(Changes::Named { directory: "/c/x".into(), id: "7".to_owned(), read_only }))
+        };
+        assert_eq!(named(None), kept(false));
+        assert_eq!(named(Some(Writable::Yes)), kept(false));
+        assert_eq!(named(Some(Writable::No)), kept(true));
+        assert!(
+            named(Some(Writable::UpTo("1g".to_owned())))
+                .unwrap_err()
+                .message
+                .starts_with("writable up to 1g: no")
+        );
         let refused = decided(Some("50%"), false, Some("/scratch")).unwrap_err();
         assert!(refused.message.starts_with("writable up to 50%: "), "{refused}");
         assert!(refused.hint.unwrap().contains("below /scratch"));

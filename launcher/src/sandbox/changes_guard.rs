@@ -5,7 +5,7 @@
 //! too, as Slurm does with all of a step, the user's next such run removes what is left: a directory that bears our
 //! mark and whose lock, which that process held, is free. (systemd-tmpfiles spares locked directories, too.)
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::OsStr;
 use std::io::{self, PipeWriter, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -15,12 +15,13 @@ use mizzen_core::Failure;
 use mizzen_core::mountinfo::open_on_same_mount;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{geteuid, mkdtemp};
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, RenameFlags, XattrFlags};
-use rustix::fs::{chmod, fgetxattr_query, flock, fstat, open, openat, renameat_with, setxattr, unlinkat};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, XattrFlags};
+use rustix::fs::{fgetxattr_query, flock, fstat, open, setxattr, unlinkat};
 use rustix::io::Errno;
 
 use super::mounts::proc_path;
 use super::processes::ContainerProcesses;
+use crate::remove_tree::{open_directory, remove};
 use crate::sys;
 use crate::trace::OrDebug;
 
@@ -130,84 +131,10 @@ fn stale(parent: BorrowedFd, name: &OsStr) -> Option<OwnedFd> {
     Some(directory)
 }
 
-/// Removes a directory with everything in it; at most `left` names.
-fn remove(
-    parent: BorrowedFd,
-    name: &OsStr,
-    directory: BorrowedFd,
-    left: &mut usize,
-) -> rustix::io::Result<()> {
-    empty(directory, left)?;
-    unlinkat(parent, name, AtFlags::REMOVEDIR)
-}
-
-/// Removes what is in a directory. Links are removed like files, never followed. A directory in a directory is moved up first,
-/// so that no depth costs a descriptor or a part of the stack for each level.
-fn empty(directory: BorrowedFd, left: &mut usize) -> rustix::io::Result<()> {
-    let mut directories = remove_files(directory, left)?;
-    let mut moved = 0_u64;
-    while let Some(name) = directories.pop() {
-        let inner = open_removable(directory, &name)?;
-        for found in remove_files(inner.as_fd(), left)? {
-            if unlinkat(&inner, &found, AtFlags::REMOVEDIR) == Err(Errno::NOTEMPTY) {
-                // Its own `..` changes: it must be writable.
-                drop(open_removable(inner.as_fd(), &found)?);
-                directories.push(move_up(inner.as_fd(), &found, directory, &mut moved)?);
-            }
-        }
-        unlinkat(directory, &name, AtFlags::REMOVEDIR)?;
-    }
-    Ok(())
-}
-
-/// Removes everything in a directory but the directories, and returns their names.
-fn remove_files(directory: BorrowedFd, left: &mut usize) -> rustix::io::Result<Vec<CString>> {
-    let mut directories = Vec::new();
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let name: &CStr = entry.file_name();
-        if [c".", c".."].contains(&name) {
-            continue;
-        }
-        *left = left.checked_sub(1).ok_or(Errno::BUSY)?;
-        match unlinkat(directory, name, AtFlags::empty()) {
-            Err(Errno::ISDIR) => directories.push(name.to_owned()),
-            outcome => outcome?,
-        }
-    }
-    Ok(directories)
-}
-
-/// Gives a directory a name that is free in another one.
-fn move_up(from: BorrowedFd, name: &CStr, to: BorrowedFd, moved: &mut u64) -> rustix::io::Result<CString> {
-    loop {
-        *moved += 1;
-        let free = CString::new(format!("moved-{moved}")).unwrap_or_default();
-        match renameat_with(from, name, to, &free, RenameFlags::NOREPLACE) {
-            Err(Errno::EXIST) => {}
-            outcome => return outcome.map(|()| free),
-        }
-    }
-}
-
-/// Opens a directory whose content is to be removed, whatever mode the program, or the overlay, gave it.
-fn open_removable(directory: BorrowedFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = openat(directory, name, flags, Mode::empty())?;
-    if fstat(&found)?.st_mode & 0o700 != 0o700 {
-        chmod(proc_path(found.as_fd()), Mode::RWXU)?;
-    }
-    open_directory(found.as_fd(), OsStr::new("."))
-}
-
-fn open_directory(parent: BorrowedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(parent, name, flags, Mode::empty())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::chmod;
     use std::fs;
 
     #[test]

@@ -15,7 +15,10 @@ mod processes;
 mod readahead;
 mod reporter;
 mod root;
+mod save;
 mod server;
+mod standby;
+mod wait;
 mod watcher;
 
 use std::fs::Metadata;
@@ -27,6 +30,7 @@ use mizzen_core::Failure;
 use mizzen_squashfs as squashfs;
 use nix::sys::signal::Signal;
 
+use crate::containers::Claim;
 use crate::mount::MountKind;
 use crate::plan::{Changes, Plan, Root};
 use crate::report::report_note;
@@ -41,9 +45,14 @@ pub use namespaces::{
 };
 pub use processes::ContainerProcesses;
 pub use reporter::{Reporter, StderrReporter, identity_of, standard_error_in, tell};
+pub use save::{Others, SaveTarget, Saved};
 use server::Mountable;
-pub use server::Server;
+pub use server::{Owner, Server, ServerLock};
+pub use standby::connection as server_connection;
 pub use watcher::Watch;
+
+/// Marks the programs of a step, for those who want to enter its container.
+pub const STEP_VARIABLE: &str = "SLURM_MIZZEN_STEP";
 
 /// Where the image's files come from.
 pub enum RootSource {
@@ -63,6 +72,8 @@ pub struct Sources {
     pub watch: Watch,
     /// Who runs Slurm's commands, if the plan has them.
     pub helper: Option<Helper>,
+    /// The right to start a named container.
+    pub claim: Option<Claim>,
 }
 
 /// Runs the program in a container with process ids of its own, and returns its exit code.
@@ -110,7 +121,8 @@ fn start_data_servers(plan: &Plan, sources: &Sources) -> Result<Vec<Server>, Fai
         MountKind::Squashfs(path) => Some(path.as_path()),
         _ => None,
     });
-    let start = |(path, image)| Server::start(image, path, &[], &plan.identity, &sources.watch);
+    let owner = Owner::new(&plan.identity);
+    let start = |(path, image)| Server::start(image, path, &[], owner, &sources.watch, None);
     paths.zip(&sources.data).map(start).collect()
 }
 
@@ -126,6 +138,8 @@ struct Servers {
     changes: Option<changes_guard::Directory>,
     /// Who runs Slurm's commands.
     helper: Option<Helper>,
+    /// The right to start a named container.
+    claim: Option<Claim>,
 }
 
 impl Servers {
@@ -145,10 +159,10 @@ impl Servers {
                 ));
                 Some(directory)
             }
-            Root::Writable(Changes::InMemory { .. }) | Root::ReadOnly => None,
+            Root::Writable(Changes::InMemory { .. } | Changes::Named { .. }) | Root::ReadOnly => None,
         };
-        let Sources { watch, helper, .. } = sources;
-        Ok(Servers { root, data, changes, watch, user_namespace: None, helper })
+        let Sources { watch, helper, claim, .. } = sources;
+        Ok(Servers { root, data, changes, watch, user_namespace: None, helper, claim })
     }
 }
 
@@ -162,7 +176,7 @@ fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
 }
 
 fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
-    let Servers { root, data, changes, watch, user_namespace, helper } = servers;
+    let Servers { root, data, changes, watch, user_namespace, helper, claim } = servers;
     // Everything that comes from the host is opened while it can be seen.
     let sources = mounts::open_sources(plan)?;
     let root = root::prepare(plan, root, changes.as_ref().map(|changes| changes.path.as_path()))?;
@@ -170,6 +184,10 @@ fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     root.enter()?;
     if let Some(namespace) = user_namespace {
         watch.arm(namespace.as_fd());
+    }
+    // From here on others find it.
+    if let Some(claim) = claim {
+        claim.started(plan);
     }
     Ok(())
 }

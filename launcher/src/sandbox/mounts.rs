@@ -22,7 +22,7 @@ use tracing::debug;
 use super::Mountable;
 use super::root::{NewRoot, make_link};
 use crate::mount::{HostFile, Link, Mount, MountKind, Shape};
-use crate::plan::{Plan, lies_in};
+use crate::plan::{Changes, Plan, Root, lies_in};
 use crate::slurm::Helper;
 use crate::{host_libraries, slurm, sys};
 
@@ -102,8 +102,9 @@ pub fn apply(
         while around.last().is_some_and(|outer| !lies_in(target, &outer.target)) {
             around.pop();
         }
-        let place =
-            open_mount_point(root, mount, around.last().copied()).map_err(|e| in_container(target, e))?;
+        let place = open_mount_point(root, mount, around.last().copied())
+            .or_else(|errno| make_again(plan, root, mount, errno))
+            .map_err(|e| in_container(target, e))?;
         around.push(mount);
         match (&mount.kind, source) {
             (MountKind::Bind { source, .. }, OpenSource::One(opened)) => {
@@ -207,6 +208,16 @@ fn propagation_flags(propagation: Propagation) -> MsFlags {
 /// Sets what becomes of mounts that are made below one later.
 pub fn propagate(mounted: BorrowedFd, flags: MsFlags) -> nix::Result<()> {
     mount(None::<&str>, &proc_path(mounted), None::<&str>, flags, None::<&str>)
+}
+
+/// Makes a mount point that the image has, where it was removed in an earlier run of a named container.
+fn make_again(plan: &Plan, root: &NewRoot, mount: &Mount, errno: Errno) -> nix::Result<OwnedFd> {
+    if errno != Errno::ENOENT || !matches!(plan.root, Root::Writable(Changes::Named { .. })) {
+        return Err(errno);
+    }
+    let relative = mount.target.strip_prefix("/").unwrap_or(&mount.target);
+    make_mount_point(root.as_fd(), relative, mount.kind.shape())?;
+    open_in_root(root.as_fd(), &mount.target)
 }
 
 fn new_file_system(kind: &str, place: &OwnedFd, options: &str) -> Result<(), Failure> {

@@ -7,7 +7,7 @@ use mizzen_core::Failure;
 use mizzen_core::user_namespace::{Namespace, NamespaceLimits};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::unistd::{getgid, getuid, sethostname};
+use nix::unistd::{geteuid, getgid, getuid, sethostname};
 use tracing::debug;
 
 use crate::options::Unshare;
@@ -26,6 +26,8 @@ pub struct Namespaces {
     pub mounts: OwnedFd,
     /// Network, IPC and host name, as far as it has them of its own.
     pub others: Vec<OwnedFd>,
+    /// Which of them these are.
+    pub unshare: Unshare,
     /// What keeps the container's changes on disk while anybody has it open.
     pub changes_guard: Option<OwnedFd>,
 }
@@ -45,31 +47,44 @@ pub fn count_others(own: &Unshare) -> usize {
 impl Namespaces {
     /// Those of the calling process, which has these of its own.
     pub fn of_this_process(own: &Unshare) -> Result<Namespaces, Failure> {
-        Namespaces::open("self", shared_names(own))
+        Namespaces::open("self", *own)
     }
 
     /// Those of another process.
     pub fn of(process: &str) -> Result<Namespaces, Failure> {
         let number = |process: &str, name: &str| fs::read_link(format!("/proc/{process}/ns/{name}")).ok();
-        let all = Unshare { pid: false, ipc: true, net: true, uts: true };
-        let is_own = |name: &&str| number(process, name) != number("self", name);
-        Namespaces::open(process, shared_names(&all).filter(is_own))
+        let is_own = |name: &str| number(process, name) != number("self", name);
+        let own = Unshare { pid: false, ipc: is_own("ipc"), net: is_own("net"), uts: is_own("uts") };
+        Namespaces::open(process, own)
     }
 
-    fn open(process: &str, others: impl Iterator<Item = &'static str>) -> Result<Namespaces, Failure> {
+    fn open(process: &str, own: Unshare) -> Result<Namespaces, Failure> {
         let open = |name: &str| {
             let path = format!("/proc/{process}/ns/{name}");
             let file = fs::File::open(&path);
             file.map(OwnedFd::from).map_err(|error| Failure::caused_by(&path, error))
         };
-        let others = others.map(open).collect::<Result<_, _>>()?;
-        Ok(Namespaces { user: open("user")?, mounts: open("mnt")?, others, changes_guard: None })
+        let others = shared_names(&own).map(open).collect::<Result<_, _>>()?;
+        Ok(Namespaces {
+            user: open("user")?,
+            mounts: open("mnt")?,
+            others,
+            unshare: own,
+            changes_guard: None,
+        })
+    }
+
+    /// Enters them; whether that made this process root, which it was not.
+    pub fn enter_as_root(&self) -> Result<bool, Failure> {
+        let was_root = geteuid().is_root();
+        self.enter()?;
+        Ok(geteuid().is_root() && !was_root)
     }
 
     /// Enters them.
-    pub fn enter(self) -> Result<(), Failure> {
+    pub fn enter(&self) -> Result<(), Failure> {
         // The kernel knows which kind each of them is.
-        for namespace in [self.user, self.mounts].into_iter().chain(self.others) {
+        for namespace in [&self.user, &self.mounts].into_iter().chain(&self.others) {
             setns(namespace, CloneFlags::empty())
                 .map_err(|errno| Failure::caused_by("cannot enter the container", errno))?;
         }

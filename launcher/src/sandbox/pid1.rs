@@ -6,22 +6,16 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::FailureKind;
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::sys::signal::{SigSet, Signal};
 
+use super::wait::{wait_and_hand_on, watched_signals};
 use super::{Servers, enter_root, exec};
 use crate::plan::Plan;
 use crate::report::report;
 use crate::sys;
 
 const CANNOT_START: i32 = FailureKind::CannotStart.exit_code() as i32;
-
-/// Signals that are handed on to the program, unless they come from the terminal, which sends them to all.
-const HANDED_ON: [Signal; 6] =
-    [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGINT, Signal::SIGQUIT];
 
 /// Runs the program to its end and returns its exit code.
 pub fn run(plan: &Plan, servers: Servers) -> Result<i32, Failure> {
@@ -36,7 +30,8 @@ pub fn run(plan: &Plan, servers: Servers) -> Result<i32, Failure> {
         init(plan, servers, &watched, &launcher_lives)
     };
     let child = sys::spawn_child(process_1).map_err(|error| failed("start process 1", error))?;
-    wait_and_hand_on(child, &watched, Some(child)).map_err(|error| failed("wait for the container", error))
+    let ended = wait_and_hand_on(child, &watched, Some(child));
+    ended.map(|(end, _)| end.code()).map_err(|error| failed("wait for the container", error))
 }
 
 /// Process 1. It mounts, because the new procfs must be that of its own process ids.
@@ -63,43 +58,11 @@ fn init(plan: &Plan, servers: Servers, watched: &SigSet, launcher_lives: &PipeRe
             sys::close_from(3);
             let _ = nix::sys::prctl::set_no_new_privs();
             let _ = sys::drop_capabilities();
-            wait_and_hand_on(program, watched, None).unwrap_or(CANNOT_START)
+            wait_and_hand_on(program, watched, None).map_or(CANNOT_START, |(end, _)| end.code())
         }
         Err(error) => {
             report(&Failure::caused_by("cannot start the program", error));
             CANNOT_START
-        }
-    }
-}
-
-fn watched_signals() -> SigSet {
-    let mut set = SigSet::empty();
-    for signal in HANDED_ON.into_iter().chain([Signal::SIGCHLD]) {
-        set.add(signal);
-    }
-    set
-}
-
-/// Waits for `child`. `only` limits what is collected: process 1 collects everything, others their child alone.
-fn wait_and_hand_on(child: Pid, watched: &SigSet, only: Option<Pid>) -> std::io::Result<i32> {
-    loop {
-        let (signal, from_kernel) = sys::wait_for_signal(watched)?;
-        if signal != Signal::SIGCHLD {
-            match if from_kernel { Ok(()) } else { kill(child, signal) } {
-                Ok(()) | Err(Errno::ESRCH) => continue,
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        loop {
-            let ended =
-                waitpid(only.unwrap_or(Pid::from_raw(-1)), Some(nix::sys::wait::WaitPidFlag::WNOHANG));
-            match ended {
-                Ok(WaitStatus::Exited(pid, code)) if pid == child => return Ok(code),
-                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => return Ok(128 + signal as i32),
-                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => break,
-                Ok(_) => {}
-                Err(errno) => return Err(errno.into()),
-            }
         }
     }
 }

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
 use nix::fcntl::{OFlag, open};
@@ -22,6 +23,7 @@ use super::mounts::{
 };
 use super::namespaces::MOUNTS_REFUSED;
 use super::processes::own_mount_name;
+use crate::containers::overlay_directory;
 use crate::mount::{Link, Shape};
 use crate::plan::{Changes, Plan, Root, Skeleton};
 
@@ -49,7 +51,10 @@ pub struct NewRoot {
 /// Mounts the image and makes a place for every mount of the plan.
 pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<NewRoot, Failure> {
     // What comes from the host is opened while it can be seen.
-    let changes = changes.map(open_directory).transpose()?;
+    let changes = match &plan.root {
+        Root::Writable(Changes::Named { directory, .. }) => Some(open_directory(directory)?),
+        _ => changes.map(open_directory).transpose()?,
+    };
     let directory = match &source {
         Source::Directory(path, opened) => Some(open_same_directory(path, opened)?),
         Source::Served(_) | Source::Mount(_) => None,
@@ -71,6 +76,11 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
             if !overlay_mount_points(plan, image)? {
                 bind_mount_points(plan, image)?;
             }
+            Path::new(ROOT)
+        }
+        Root::Writable(Changes::Named { id, read_only, .. }) => {
+            make_directory(Path::new(ROOT))?;
+            named(plan, image, id, *read_only, changes)?;
             Path::new(ROOT)
         }
         Root::Writable(kept) => {
@@ -167,7 +177,7 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
         }
         (Changes::OnDisk { .. }, Some(disk)) => bind(disk.as_fd(), open_directory(changes)?.as_fd())
             .map_err(|errno| Failure::caused_by("--writable: cannot bind the changes", errno))?,
-        (Changes::OnDisk { .. }, None) => {
+        (Changes::OnDisk { .. } | Changes::Named { .. }, _) => {
             return Err(Failure::new("--writable: the directory for the changes is missing"));
         }
     }
@@ -182,6 +192,52 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
         Failure::caused_by("--writable: cannot mount an overlay", errno)
             .or_hint("overlays in user namespaces need Linux 5.11; run without --writable")
     })
+}
+
+/// The kernel lets an overlay go a little after the last process that has seen it.
+const TEARDOWN: Duration = Duration::from_secs(10);
+
+/// An overlay over the image with the changes of a named container. `index=on` is for what the kernel does before it finds that
+/// it has no index for users: it refuses a directory that is mounted already.
+fn named(
+    plan: &Plan,
+    image: &Path,
+    id: &str,
+    read_only: bool,
+    changes: Option<OwnedFd>,
+) -> Result<(), Failure> {
+    let failed = |what: &str, errno: Errno| Failure::caused_by(format!("a named container: {what}"), errno);
+    let changes = changes.ok_or_else(|| Failure::new("a named container: its directory is missing"))?;
+    // By this name others know that it runs.
+    let place = overlay_directory(id);
+    make_directory(Path::new(&place))?;
+    bind(changes.as_fd(), open_directory(Path::new(&place))?.as_fd())
+        .map_err(|errno| Failure::caused_by("a named container: cannot bind its directory", errno))?;
+    let lower = mount_point_layer(plan, image)?;
+    let options = format!("{lower},upperdir={place}/upper,workdir={place}/work,userxattr,index=on");
+    let flags = if read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+    let end = Instant::now() + TEARDOWN;
+    loop {
+        match overlay(&options, flags) {
+            Ok(()) => return Ok(()),
+            Err(nix::errno::Errno::EBUSY) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(10))
+            }
+            Err(nix::errno::Errno::EBUSY) => {
+                return Err(failed("its files are mounted elsewhere", Errno::BUSY)
+                    .hint("programs that nobody may look at are still in it; end them first"));
+            }
+            Err(errno @ (nix::errno::Errno::EPERM | nix::errno::Errno::ENODEV)) => {
+                return Err(Failure::caused_by("a named container: cannot mount an overlay", errno)
+                    .hint("overlays in user namespaces need Linux 5.11; run without a name here"));
+            }
+            Err(errno) => {
+                return Err(Failure::caused_by("a named container: cannot mount an overlay", errno).or_hint(
+                    "stage_directory of mizzen.toml must be on a local disk, not on a network file system or an overlay",
+                ));
+            }
+        }
+    }
 }
 
 /// The missing mount points in a layer over the image. False where the kernel cannot do that.

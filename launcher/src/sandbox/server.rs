@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mizzen_core::Failure;
@@ -23,8 +23,8 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::Pid;
 
 use super::processes::own_mount_name;
-use super::readahead;
 use super::watcher::{self, Watch, Watched, WatcherConnection};
+use super::{readahead, standby};
 use crate::plan::Identity;
 use crate::sys;
 
@@ -34,6 +34,27 @@ pub struct Server {
     uid: u32,
     gid: u32,
 }
+
+/// Whose the files are inside.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Owner {
+    /// The user.
+    pub fn new(identity: &Identity) -> Owner {
+        Owner { uid: identity.inside_uid, gid: identity.inside_gid }
+    }
+}
+
+/// The lock of those who serve a named container, one after the other.
+pub struct ServerLock(pub PathBuf);
+
+// What a message with a device says of its connection.
+const NEW: u8 = 1;
+const RESUMED: u8 = 2;
 
 const UNSTARTED: &str = "cannot start the file server";
 
@@ -47,13 +68,14 @@ pub struct Mountable {
 
 impl Server {
     /// Starts a server for an image, which the user knows as `path` and whose files belong to the user inside. It reads
-    /// ahead what `command` needs.
+    /// ahead what `command` needs. Where there is a lock, it serves when it has that.
     pub fn start(
         image: &Arc<squashfs::Image>,
         path: &Path,
         command: &[OsString],
-        identity: &Identity,
+        owner: Owner,
         watch: &Watch,
+        lock: Option<&ServerLock>,
     ) -> Result<Server, Failure> {
         let failed = |error: io::Error| Failure::caused_by(UNSTARTED, error);
         let (wait, process) =
@@ -61,14 +83,15 @@ impl Server {
                 .map_err(|errno| failed(errno.into()))?;
         let (to_watcher, from_server) = watcher::connection().map_err(failed)?;
         let to_watcher = Arc::new(to_watcher);
-        let (uid, gid) = (identity.inside_uid, identity.inside_gid);
+        let Owner { uid, gid } = owner;
         let owner = fuse::Owner::Fixed { uid, gid };
+        let lock = lock.map(|lock| lock.0.as_path());
         let name = quote(path.as_os_str().as_bytes());
         let mut keep_watching = watch.descriptors();
         keep_watching.extend([from_server.as_fd(), image.file()]);
         let starting = sys::spawn_watched(
             &[wait.as_fd(), image.file(), to_watcher.as_fd()],
-            || match serve(&wait, image, command, owner, &to_watcher) {
+            || match serve(&wait, image, command, owner, &to_watcher, lock) {
                 Ok(()) => {
                     to_watcher.ended();
                     0
@@ -79,7 +102,7 @@ impl Server {
                 }
             },
             &keep_watching,
-            |pid| Watched { name: &name, image, server: &from_server }.watch(pid, watch),
+            |pid| Watched { name: &name, image, server: &from_server, lock }.watch(pid, watch),
             // In the server's place, for whoever wants to talk to it.
             |error| {
                 let _ =
@@ -90,6 +113,12 @@ impl Server {
         // Before the plan: what cannot be started has the time to say so.
         starting.finish().map_err(failed)?;
         Ok(Server { process, uid, gid })
+    }
+
+    /// Has it go on with the connection of another server when that has ended.
+    pub fn stand_by(self, connection: &OwnedFd) -> Result<(), Failure> {
+        sys::send_descriptors(&self.process, &[RESUMED], &[connection.as_raw_fd()])
+            .map_err(|errno| Failure::caused_by("the file server has ended", errno))
     }
 
     /// Opens the device; called inside the user namespace, where the host's /dev can still be seen.
@@ -117,7 +146,7 @@ impl Mountable {
             Failure::caused_by("cannot mount the image through FUSE", errno)
                 .or_hint("`mizzen doctor` tells whether FUSE works in user namespaces here")
         })?;
-        sys::send_descriptors(&process, &[1], &[device_fd]).map_err(|errno| {
+        sys::send_descriptors(&process, &[NEW], &[device_fd]).map_err(|errno| {
             let mut number = [0; 4];
             match nix::unistd::read(&process, &mut number) {
                 Ok(4) => {
@@ -139,10 +168,17 @@ fn serve(
     command: &[OsString],
     owner: fuse::Owner,
     watcher: &Arc<WatcherConnection>,
+    lock: Option<&Path>,
 ) -> io::Result<()> {
     become_server();
     end_on_panic(Arc::clone(watcher));
-    let workers = fuse::Workers::new(threads());
+    let (workers, _turn) = match lock {
+        None => (fuse::Workers::new(threads()), None),
+        Some(lock) => {
+            sys::share_descriptors();
+            (fuse::Workers::with_one_queue(threads()), Some(standby::take_turn(lock)?))
+        }
+    };
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
     let _ = fuse::filter::install();
     let (readahead_image, command) = (Arc::clone(image), command.to_vec());
@@ -151,8 +187,10 @@ fn serve(
         readahead::read(&readahead_image, &readahead::first_files(&command, &readahead_image))
     });
     // The device says that the mount is there; the end of the socket, that there will be none.
-    let message = sys::receive_descriptors(wait, &mut [0], MsgFlags::empty());
+    let mut kind = [NEW];
+    let message = sys::receive_descriptors(wait, &mut kind, MsgFlags::empty());
     let Some(device) = message.ok().and_then(|(_, mut fds)| fds.pop()) else { return Ok(()) };
+    let connection = if kind == [RESUMED] { fuse::Connection::Resumed } else { fuse::Connection::New };
     let told = Mutex::new(false);
     let report = |damage: &fuse::Damage| {
         // One at a time: nobody goes on with an error before the user has been told.
@@ -162,7 +200,7 @@ fn serve(
             *told = watcher.damage(file.as_deref(), damage.error);
         }
     };
-    fuse::serve(device, Arc::clone(image), owner, workers, &report)
+    fuse::serve(device, connection, Arc::clone(image), owner, workers, &report)
 }
 
 /// As many as can work at once, within reason. (The standard library's answer takes a tenth of a millisecond, for which the

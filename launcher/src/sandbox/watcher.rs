@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
@@ -22,6 +23,7 @@ use nix::unistd::{Pid, getpid, getppid, read, write};
 
 use super::processes::ContainerProcesses;
 use super::reporter::Reporter;
+use super::standby;
 use crate::image::DAMAGED as DAMAGED_IMAGE;
 use crate::sys;
 use crate::trace::OrDebug;
@@ -147,6 +149,8 @@ pub struct Watched<'a> {
     pub image: &'a Image,
     /// What the server says.
     pub server: &'a ServerConnection,
+    /// The lock of those who serve, if another one may go on.
+    pub lock: Option<&'a Path>,
 }
 
 impl Watched<'_> {
@@ -186,6 +190,9 @@ impl Watched<'_> {
 
     /// The server has ended without saying so.
     fn after_death(&self, pid: Pid, watch: &Watch, last_words: Option<String>) {
+        if self.lock.is_some_and(standby::goes_on) {
+            return;
+        }
         // Its maker has told the user if the container was not ready; another watcher, if it came first.
         let Some(container) = watch.claim_when_ready() else { return };
         container.stop();

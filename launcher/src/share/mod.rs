@@ -34,6 +34,7 @@ use tracing::{debug, info_span};
 use crate::options::{RunOptions, Sharing};
 use crate::plan::{Facts, Program, typed_command};
 use crate::report::{report, report_note};
+use crate::sandbox::StderrReporter;
 use crate::step::channel::{descriptors, read_message, write_facts};
 use crate::{pipeline, sandbox, sys};
 use launch::Rank;
@@ -88,6 +89,13 @@ fn unshareable(options: &RunOptions) -> Option<Failure> {
                 .hint("who shares a container is in its user and mount namespace; leave one of the two away"),
         );
     }
+    // Processes that name the same container are in it together.
+    if options.named.is_some() || options.settings.save.is_some() {
+        return Some(
+            Failure::new("--share: not together with --name or --save")
+                .hint("a named container is shared by all who name it; leave --share away"),
+        );
+    }
     options.command.is_empty().then(|| {
         Failure::new("--share: no program is named")
             .hint("name it behind the image; only the first to arrive would know the image's own command")
@@ -123,7 +131,7 @@ fn image_identity(image: &ImageSource) -> Option<(u64, u64, [i64; 5])> {
     let path: &Path = match image {
         ImageSource::File { path, .. } | ImageSource::Stored { path, .. } => path,
         // Its digest is a part of its name.
-        ImageSource::Unfetched(_) => return None,
+        ImageSource::Unfetched(_) | ImageSource::Recorded => return None,
     };
     let found = path.metadata().ok()?;
     // Programs may well write to a directory.
@@ -166,7 +174,7 @@ pub fn run(options: &RunOptions, shared: &Shared) -> Result<i32, Failure> {
 fn run_alone(options: &RunOptions, rank: Option<&Rank>, why: Failure) -> Result<i32, Failure> {
     let Some(rank) = rank else { return Err(why.about("--share")) };
     note_alone(rank, &why);
-    pipeline::run(options)
+    pipeline::run(options.clone())
 }
 
 /// One of the ranks tells it.
@@ -199,9 +207,9 @@ fn build_and_run(options: &RunOptions, shared: &Shared, listener: OwnedFd) -> Re
 }
 
 fn make(options: &RunOptions, server: &NamespaceServer) -> Result<(Program, Claim), Failure> {
-    let prepared = pipeline::prepare_run(options)?;
+    let prepared = pipeline::prepare_run(options, Box::new(StderrReporter::for_this_process()), None)?;
     let claim = Claim::new()?;
-    let (plan, namespaces) = pipeline::enter(options, prepared)?;
+    let (plan, namespaces) = pipeline::build_and_enter(options, prepared)?;
     info_span!("announce").in_scope(|| {
         let facts = write_facts(&plan.facts)?;
         let fds = [vec![claim.0.as_raw_fd()], descriptors(&namespaces, &facts)].concat();

@@ -140,7 +140,7 @@ fn files(Container { image, settings }: Container, site: Vec<MountOption>) -> Ve
         ImageSource::File { path, digest } => Some((path, digest)),
         ImageSource::Stored { path, .. } => Some((path, None)),
         // There is no file yet. The nodes copy it when one of them has made it.
-        ImageSource::Unfetched(_) => None,
+        ImageSource::Unfetched(_) | ImageSource::Recorded => None,
     };
     let data = site.into_iter().chain(settings.mounts.into_iter().flatten()).filter_map(|mount| match mount
         .source

@@ -22,7 +22,7 @@ impl Requirements {
     pub fn new(image: &ImageSource, policy: &ImagePolicy) -> Requirements {
         match image {
             ImageSource::File { digest, .. } => Requirements { pin: *digest, policy: policy.clone() },
-            ImageSource::Stored { .. } | ImageSource::Unfetched(_) => {
+            ImageSource::Stored { .. } | ImageSource::Unfetched(_) | ImageSource::Recorded => {
                 Requirements { pin: None, policy: policy.of_stored_file() }
             }
         }

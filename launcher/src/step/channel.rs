@@ -181,7 +181,7 @@ pub fn read_message(fds: Vec<OwnedFd>) -> Result<(Namespaces, Facts), Failure> {
     if others.len() < count_others(&facts.unshare) {
         return Err(incomplete());
     }
-    Ok((Namespaces { user, mounts, others, changes_guard: None }, facts))
+    Ok((Namespaces { user, mounts, others, unshare: facts.unshare, changes_guard: None }, facts))
 }
 
 /// Whether the process with this number lives and has the same parent, slurmstepd. Any other process that has the

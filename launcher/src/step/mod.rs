@@ -29,12 +29,13 @@ use mizzen_core::{Config, Failure, Handover, Request, cancel, fs_server};
 use nix::unistd::geteuid;
 use tracing::info_span;
 
+use crate::containers::{self, Claim, Found, Scope};
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, StepOptions};
 use crate::pipeline::{self, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
-use crate::sandbox::{self, Namespaces, Sources};
+use crate::sandbox::{self, Namespaces, Others, STEP_VARIABLE, SaveTarget, Saved, Sources};
 use crate::slurm::{self, CallerContext, Helper};
 use crate::{sys, trace};
 use channel::TaskChannel;
@@ -42,8 +43,6 @@ use step_reporter::StepReporter;
 
 /// The name under which Slurm starts the launcher.
 pub const NAME: &str = "mizzen-enter";
-/// Marks the programs of a step, for those who want to join it.
-const STEP_VARIABLE: &str = "SLURM_MIZZEN_STEP";
 
 /// Becomes the program of the task, or tells why not.
 pub fn run() -> ExitCode {
@@ -54,7 +53,22 @@ pub fn run() -> ExitCode {
             return ExitCode::from(failure.kind.exit_code());
         }
     };
-    let failure = start(&handover, &channel).about(&handover.node);
+    let failure = match start(&handover, &channel) {
+        Err(failure) => failure.about(&handover.node),
+        Ok(Saved { end, outcome: Ok(text) }) => {
+            report_note(&format!("{}: {text}", handover.node));
+            return ExitCode::from(u8::try_from(end.imitate()).unwrap_or(u8::MAX));
+        }
+        // The programs have ended: nobody else has to.
+        Ok(Saved { outcome: Err(failure), .. }) => {
+            let failure = failure.about("--container-save").about(&handover.node);
+            if channel.claim_report() {
+                report(&failure);
+                channel.log_failure(&failure);
+            }
+            return ExitCode::from(failure.kind.exit_code());
+        }
+    };
     cancel::hold_back_signals();
     let speaks = channel.claim_report();
     // Only the builder may end the others. They say nothing, because this task has the right to, or another one had it.
@@ -86,19 +100,22 @@ fn take_handover() -> Result<(Handover, TaskChannel), Failure> {
     Ok((handover, channel))
 }
 
-fn start(handover: &Handover, channel: &TaskChannel) -> Failure {
+/// Becomes the program; or runs it, where the container is to be saved.
+fn start(handover: &Handover, channel: &TaskChannel) -> Result<Saved, Failure> {
     let environment: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| name != handover::VARIABLE && name != BROADCAST_VARIABLE)
         .collect();
-    let program = match read_request().and_then(|request| match request {
-        Request::Container(container) => enter(handover, channel, container, &environment),
-        Request::Join(step) => join::enter(handover, &step, command(handover), &environment),
-        Request::Host | Request::SlurmRuntime => Err(Failure::new("the request is not for a container")),
-    }) {
-        Ok(program) => program,
-        Err(failure) => return failure,
+    let (program, save) = match read_request()? {
+        Request::Container(container) => enter(handover, channel, container, &environment)?,
+        Request::Join(step) => (join::enter(handover, &step, command(handover), &environment)?, None),
+        Request::Host | Request::SlurmRuntime => {
+            return Err(Failure::new("the request is not for a container"));
+        }
     };
-    sandbox::exec_program(&program)
+    match save {
+        None => Err(sandbox::exec_program(&program)),
+        Some(save) => save.run(&program, Others::Tasks),
+    }
 }
 
 fn read_request() -> Result<Request, Failure> {
@@ -131,15 +148,16 @@ fn broadcast_copy(program: &OsStr, step: &str) -> Option<OsString> {
     (found.is_file() && found.uid() == geteuid().as_raw()).then(|| copy.into_os_string())
 }
 
-/// Makes or enters the container.
+/// Makes or enters the container. The first task saves it at the end, if that is wanted.
 fn enter(
     handover: &Handover,
     channel: &TaskChannel,
     container: Container,
     environment: &[(OsString, OsString)],
-) -> Result<Program, Failure> {
+) -> Result<(Program, Option<SaveTarget>), Failure> {
+    let mut save = None;
     let command = command(handover);
-    let (_, step) = handover.step.split_once('.').unwrap_or_default();
+    let (job, step) = handover.step.split_once('.').unwrap_or_default();
     let script = (step == "batch").then(|| command.first().map(PathBuf::from)).flatten();
     let inside = CallerContext::from_environment(environment);
     let of_step = Some(StepOptions { script, commands: None, inside });
@@ -153,7 +171,7 @@ fn enter(
         Role::Builder { user_namespace, accounts, alone } => {
             let Container { image, settings } = container;
             let config = Config::load(&handover.config)?;
-            let slurm_commands = config.slurm_commands;
+            let (slurm_commands, container_scope) = (config.slurm_commands, config.container_scope);
             let mut options = RunOptions::new(image, command, settings, config, Origin::StepOption)?;
             options.step = of_step;
             options.import.config = handover.config.clone();
@@ -161,6 +179,19 @@ fn enter(
             if let Some(sent) = std::env::var_os(BROADCAST_VARIABLE) {
                 options.staging.expect(&sent)?;
             }
+            if let Some(named) = &mut options.named {
+                named.scope = Scope::new(container_scope, Some(job));
+            }
+            let others = handover.other_nodes.as_ref().map(|_| handover.node.as_str());
+            save = pipeline::save_target(&options, others)?;
+            let claim = match containers::find(&mut options)? {
+                None => None,
+                Some(Found::Stopped(claim)) => Some(*claim),
+                Some(found) => {
+                    let facts = join_named(handover, channel, found, &options, environment)?;
+                    return Ok((program_of(handover, &options, &facts, environment), save));
+                }
+            };
             // A script, or a step that somebody types at, calls Slurm's commands; a rank of a computation does not.
             let calls = step == "batch" || step == "interactive" || std::io::stdin().is_terminal();
             let mut notes = Notes::new(handover);
@@ -176,7 +207,7 @@ fn enter(
                 }
             }
             let (namespaces, mut plan) =
-                build(handover, channel, &options, helper, *user_namespace, accounts, &mut notes)?;
+                build(handover, channel, &options, (helper, claim), *user_namespace, accounts, &mut notes)?;
             entrypoint::run_once(&options, &mut plan.facts, environment, |text| notes.tell(text.to_owned()))?;
             if let Some(text) = sandbox::dangling_argument(&options.command) {
                 notes.tell(text);
@@ -194,9 +225,47 @@ fn enter(
             (options, plan.facts)
         }
     };
+    Ok((program_of(handover, &options, &facts, environment), save))
+}
+
+/// The program of this task.
+fn program_of(
+    handover: &Handover,
+    options: &RunOptions,
+    facts: &Facts,
+    environment: &[(OsString, OsString)],
+) -> Program {
     let mut environment = environment.to_vec();
     environment.push((STEP_VARIABLE.into(), handover.step.clone().into()));
-    Ok(Program::new(&options, &facts, typed_command(&options, &facts), &environment))
+    Program::new(options, facts, typed_command(options, facts), &environment)
+}
+
+/// Enters a container that runs, and lets the other tasks in.
+fn join_named(
+    handover: &Handover,
+    channel: &TaskChannel,
+    found: Found,
+    options: &RunOptions,
+    environment: &[(OsString, OsString)],
+) -> Result<Facts, Failure> {
+    let (namespaces, facts) = match found {
+        Found::Step(step) => {
+            let (namespaces, mut facts) = join::open(&step, environment)
+                .map_err(|failure| failure.about(format!("the container \"{step}\"")))?;
+            facts.remapped = namespaces.enter_as_root()?;
+            (namespaces, facts)
+        }
+        Found::Running(running) => {
+            let reporter = Box::new(StepReporter::new(handover, channel)?);
+            pipeline::enter(*running, options, reporter)?
+        }
+        Found::Stopped(_) => return Err(Failure::new("the container does not run")),
+    };
+    channel.log_ready(&format!("entered: {}", log_name(&options.image, &facts)));
+    if !matches!(handover.role, Role::Builder { alone: true, .. }) {
+        channel.announce(&namespaces, &facts)?;
+    }
+    Ok(facts)
 }
 
 /// Where the user's store and credentials are, for an importer in a job that was given no environment (`--export=NONE`).
@@ -216,6 +285,7 @@ fn log_name(image: &ImageSource, facts: &Facts) -> String {
         }
         ImageSource::Stored { path, reference } => format!("{reference} in {}", shown(path)),
         ImageSource::Unfetched(reference) => reference.to_string(),
+        ImageSource::Recorded => quote(facts.image.as_bytes()),
     }
 }
 
@@ -251,7 +321,7 @@ fn build(
     handover: &Handover,
     channel: &TaskChannel,
     options: &RunOptions,
-    helper: Option<Helper>,
+    (helper, claim): (Option<Helper>, Option<Claim>),
     user_namespace: Option<i32>,
     accounts: &Accounts,
     notes: &mut Notes,
@@ -259,7 +329,7 @@ fn build(
     let user_namespace = user_namespace.map(own_user_namespace).transpose()?;
     let host = Host::detect_with(accounts, user_namespace.is_some());
     let reporter = Box::new(StepReporter::new(handover, channel)?);
-    let Prepared { plan, sources } = pipeline::prepare(options, &host, reporter)?;
+    let Prepared { plan, sources } = pipeline::prepare(options, &host, reporter, claim)?;
     plan.notes.iter().cloned().for_each(|text| notes.tell(text));
     if let Some(text) = unmapped_groups(&plan.identity, accounts) {
         notes.tell(text);

@@ -302,6 +302,25 @@ fn pidfd_open(pid: i32, flags: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
+/// A descriptor of another process of the same user. ENOSYS before Linux 5.6.
+pub fn descriptor_of(process: &OwnedFd, number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes a descriptor that is open and two numbers; the result is checked.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns. The kernel has set close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Lets processes of the same user take descriptors of this one, where the kernel would allow that to its ancestors alone (Yama).
+pub fn share_descriptors() {
+    const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
+    const PR_SET_PTRACER_ANY: libc::c_ulong = libc::c_ulong::MAX;
+    // SAFETY: takes numbers. Without Yama it fails, and nothing is forbidden.
+    unsafe { libc::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
 /// The user namespace in which another one was made. EPERM if that is not below our own.
 pub fn parent_namespace(namespace: BorrowedFd) -> io::Result<OwnedFd> {
     const NS_GET_PARENT: libc::Ioctl = 0xb702;

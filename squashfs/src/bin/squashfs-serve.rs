@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use mizzen_squashfs::Image;
-use mizzen_squashfs::fuse::{Owner, Workers, filter, serve};
+use mizzen_squashfs::fuse::{Connection, Owner, Workers, filter, serve};
 use rustix::mount::{MountFlags, mount};
 
 const USAGE: &str = "usage: squashfs-serve [--threads N] [--offset BYTES] [--owner UID:GID] IMAGE MOUNTPOINT";
@@ -55,6 +55,8 @@ fn run() -> Result<(), BoxError> {
     let workers = Workers::new(threads);
     rustix::thread::set_no_new_privs(true)?;
     filter::install()?;
-    serve(device, Arc::new(image), owner, workers, &|damage| eprintln!("squashfs-serve: {}", damage.error))?;
+    serve(device, Connection::New, Arc::new(image), owner, workers, &|damage| {
+        eprintln!("squashfs-serve: {}", damage.error)
+    })?;
     Ok(())
 }

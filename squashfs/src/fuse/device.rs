@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -24,23 +25,24 @@ impl Spare {
 }
 
 /// A connection to the kernel.
-pub struct Device(OwnedFd);
+pub struct Device(Arc<OwnedFd>);
 
 impl Device {
     /// A connection through an already mounted descriptor.
     pub fn new(fd: OwnedFd) -> Device {
-        Device(fd)
+        Device(Arc::new(fd))
     }
 
     /// The same connection with a request queue of its own, or, where there is no spare device or the kernel does not
     /// join it, with a shared one.
-    pub fn another(&self, spare: Option<Spare>) -> io::Result<Device> {
+    pub fn another(&self, spare: Option<Spare>) -> Device {
         let separate = spare.and_then(|spare| self.join(spare).ok());
-        separate.map_or_else(|| self.0.try_clone(), Ok).map(Device)
+        Device(separate.map_or_else(|| Arc::clone(&self.0), Arc::new))
     }
 
+    /// Makes a spare one a part of this connection.
     #[allow(unsafe_code)]
-    fn join(&self, Spare(fd): Spare) -> io::Result<OwnedFd> {
+    pub fn join(&self, Spare(fd): Spare) -> io::Result<OwnedFd> {
         let original = self.0.as_raw_fd() as u32;
         // SAFETY: FUSE_DEV_IOC_CLONE reads one u32 through the pointer it is given, which Setter makes point
         // to its own copy of `original`; it writes nothing.

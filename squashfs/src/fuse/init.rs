@@ -39,6 +39,19 @@ pub struct Features {
     pub no_opendir: bool,
 }
 
+/// FUSE_NOTIFY_RESEND: what was taken and not answered is to be sent again.
+const RESEND: u32 = 7;
+
+/// Goes on where another server has ended.
+pub fn resume(device: &Device) -> Features {
+    let mut message = Message::default();
+    let (length, no_request) = (16, [0, 0]);
+    message.u32s(&[length, RESEND]).u32s(&no_request);
+    // Before Linux 6.9 there is no such message, and whoever waits for the other one's answers gets none.
+    device.send(&[IoSlice::new(message.bytes())]);
+    Features { no_open: true, no_opendir: true }
+}
+
 /// Answers INIT; `None` if the file system was unmounted before.
 pub fn negotiate(device: &Device) -> io::Result<Option<Features>> {
     let mut buffer = vec![0; abi::REQUEST_BUFFER];

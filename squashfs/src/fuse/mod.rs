@@ -47,6 +47,15 @@ pub struct Damage<'a> {
     pub node: Option<InodeRef>,
 }
 
+/// What a server of a mounted file system begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connection {
+    /// A new one.
+    New,
+    /// That of a server which has ended. The kernel must be Linux 5.1 or newer.
+    Resumed,
+}
+
 /// The threads of a server, as long as it may still open files.
 pub struct Workers {
     threads: usize,
@@ -58,6 +67,19 @@ impl Workers {
     pub fn new(threads: usize) -> Workers {
         Workers { threads, spares: Spare::open(threads.saturating_sub(1)) }
     }
+
+    /// So many that share one queue of requests: what they have taken and not answered when they end can be had by the next
+    /// server ([`Connection::Resumed`]).
+    pub fn with_one_queue(threads: usize) -> Workers {
+        Workers { threads, spares: Vec::new() }
+    }
+}
+
+/// The same connection with a queue of its own: what another server has taken and not answered fails when that ends. For kernels
+/// that cannot send it again (before Linux 6.9), where its askers would wait for ever.
+pub fn with_own_queue(device: OwnedFd) -> io::Result<OwnedFd> {
+    let spare = Spare::open(1).pop().ok_or(io::ErrorKind::NotFound)?;
+    Device::new(device).join(spare)
 }
 
 /// Answers the requests for a mounted file system until it is unmounted or the connection is aborted.
@@ -68,6 +90,7 @@ impl Workers {
 /// nobody asked for harms nobody.)
 pub fn serve(
     device: OwnedFd,
+    connection: Connection,
     image: Arc<Image>,
     owner: Owner,
     workers: Workers,
@@ -75,7 +98,13 @@ pub fn serve(
 ) -> io::Result<()> {
     let Workers { threads, spares } = workers;
     let device = Device::new(device);
-    let Some(features) = init::negotiate(&device)? else { return Ok(()) };
+    let features = match connection {
+        Connection::New => match init::negotiate(&device)? {
+            Some(features) => features,
+            None => return Ok(()),
+        },
+        Connection::Resumed => init::resume(&device),
+    };
     let server = Server::new(image, owner, features);
     std::thread::scope(|scope| {
         let mut others = Vec::new();
@@ -83,7 +112,7 @@ pub fn serve(
         for _ in 1..threads {
             // With fewer threads than asked for (a limit on processes, say) the mount is slower, not broken.
             // To fail here would be to wait for ever: the threads already started end with the mount only.
-            let Ok(device) = device.another(spares.next()) else { break };
+            let device = device.another(spares.next());
             let server = &server;
             let work = move || answer_requests(&device, server, report);
             let Ok(thread) = std::thread::Builder::new().spawn_scoped(scope, work) else { break };

@@ -1,0 +1,216 @@
+//! The containers of a job go with it. No process of mizzen's outlives a job, so the next start of the user on the node
+//! removes them, or `mizzen containers prune`, which a site can have its epilog run. Runs as the user on the host.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mizzen_core::Failure;
+use mizzen_core::failure::quote;
+use nix::unistd::geteuid;
+use rustix::fs::{AtFlags, FlockOperation, flock, renameat, unlinkat};
+
+use super::record::Record;
+use super::scope::{GONE, LOCK, NEW, ScopeDirectory, server_lock};
+use super::{lock_file, running};
+use crate::remove_tree::{self, open_directory};
+use crate::sys;
+use crate::trace::OrDebug;
+
+/// The controller may be busy; and nothing is lost where it does not answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The states of a job that runs no more, and will not. Whatever else squeue may say, the job may go on.
+const ENDED: [&str; 10] = [
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+];
+
+const UNANSWERED: &str = "nothing is removed while Slurm does not answer";
+
+/// What became of a container that was to be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// It is gone.
+    Done,
+    /// A process is in it, or somebody is about to start it.
+    InUse,
+    /// It cannot be removed.
+    Failed(rustix::io::Errno),
+}
+
+/// Removes the containers of ended jobs, in a process that nobody waits for. Where there are none to ask about, nobody is asked.
+pub fn prune_in_background(directory: &Path, own: Option<u32>) {
+    let Ok(scopes) = ScopeDirectory::all(directory) else { return };
+    if !scopes.iter().any(|scope| scope.job().is_some_and(|job| Some(job) != own)) {
+        return;
+    }
+    // It looks at them again itself: nothing that is open here is left to it.
+    drop(scopes);
+    let pruned = sys::spawn_detached(&[], || {
+        let _ = nix::unistd::chdir("/");
+        let _ = nix::sys::prctl::set_name(c"mizzen-prune");
+        let Ok(scopes) = ScopeDirectory::all(directory) else { return };
+        let Ok(ended) = ended(scopes, own) else { return };
+        for scope in ended {
+            remove_all(&scope);
+        }
+    });
+    pruned.or_debug("containers of ended jobs stay");
+}
+
+/// Those of these directories whose jobs have ended. In this order: a job that is not known any more, or has ended, when it is asked
+/// about makes no new container.
+pub fn ended(scopes: Vec<ScopeDirectory>, own: Option<u32>) -> Result<Vec<ScopeDirectory>, Failure> {
+    let others: Vec<ScopeDirectory> =
+        scopes.into_iter().filter(|scope| scope.job().is_some_and(|job| Some(job) != own)).collect();
+    if others.is_empty() {
+        return Ok(others);
+    }
+    let states = job_states()?;
+    let has_ended = |job: u32| states.get(&job).is_none_or(|state| ENDED.contains(&state.as_str()));
+    Ok(others.into_iter().filter(|scope| scope.job().is_some_and(has_ended)).collect())
+}
+
+/// The states of all jobs of this user that Slurm knows.
+fn job_states() -> Result<BTreeMap<u32, String>, Failure> {
+    let program = find_squeue().ok_or_else(|| {
+        Failure::new("squeue is not found, which tells the jobs that have ended").hint("put it into PATH")
+    })?;
+    let failed =
+        |why: String| Failure::new(format!("{}: {why}", quote(program.as_os_str().as_encoded_bytes())));
+    let mut command = Command::new(&program);
+    // SQUEUE_… would have it show other jobs, or other columns.
+    let kept = ["SLURM_CONF", "SLURM_CONF_SERVER"];
+    let kept = kept.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+    command.env_clear().envs(kept);
+    command.args(["--noheader", "--states=all", "--format=%A %T", "--user", &geteuid().to_string()]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    let end = Instant::now() + TIMEOUT;
+    let mut pipe = child.stdout.take();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        pipe.as_mut().map(|pipe| pipe.read_to_string(&mut text)).transpose().map(|_| text)
+    });
+    let status = loop {
+        match child.try_wait().map_err(|error| failed(error.to_string()))? {
+            Some(status) => break status,
+            None if Instant::now() > end => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(failed(format!("no answer within {} s", TIMEOUT.as_secs())).hint(UNANSWERED));
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let text = reader.join().ok().and_then(Result::ok).unwrap_or_default();
+    if !status.success() {
+        return Err(failed(format!("{status}")).hint(UNANSWERED));
+    }
+    text.lines()
+        .map(parse_state)
+        .collect::<Option<_>>()
+        .ok_or_else(|| failed("an answer that is none".to_owned()))
+}
+
+fn parse_state(line: &str) -> Option<(u32, String)> {
+    let (job, state) = line.trim().split_once(' ')?;
+    Some((job.parse().ok()?, state.to_owned()))
+}
+
+fn find_squeue() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin"].map(PathBuf::from);
+    let places = std::env::split_paths(&path).filter(|directory| directory.is_absolute()).chain(usual);
+    places.map(|directory| directory.join("squeue")).find(|program| program.is_file())
+}
+
+/// Removes all containers of a job, and what was left of others; returns the names of those that are gone. What is in use stays.
+pub fn remove_all(scope: &ScopeDirectory) -> Vec<String> {
+    let removed =
+        scope.containers().into_iter().filter(|name| remove(scope, name) == Removal::Done).collect();
+    sweep(scope);
+    for name in scope.names() {
+        if let Some(container) = name.strip_prefix(LOCK).filter(|container| !scope.has(container)) {
+            remove_locks(scope, container);
+        }
+    }
+    if scope.job().is_some() {
+        // Only where nothing is left in it.
+        let _ = std::fs::remove_dir(&scope.path);
+    }
+    removed
+}
+
+/// Removes one container, unless it is in use.
+pub fn remove(scope: &ScopeDirectory, name: &str) -> Removal {
+    let Some(_lock) = scope.try_lock(name) else { return Removal::InUse };
+    // Of what cannot be read nobody can say where it is mounted; the kernel would not mount it either.
+    if let Ok(Some(record)) = Record::read(scope, name)
+        && running::processes(&record).next().is_some()
+    {
+        return Removal::InUse;
+    }
+    // At once for everybody else, however long it takes.
+    let gone = format!("{GONE}{}-{name}", std::process::id());
+    if let Err(errno) = renameat(&scope.dir, name, &scope.dir, &*gone) {
+        return Removal::Failed(errno);
+    }
+    let _ = unlinkat(&scope.dir, server_lock(name), AtFlags::empty());
+    let _ = unlinkat(&scope.dir, format!("{LOCK}{name}"), AtFlags::empty());
+    match remove_directory(scope, &gone) {
+        Ok(()) => Removal::Done,
+        Err(errno) => Removal::Failed(errno),
+    }
+}
+
+fn remove_locks(scope: &ScopeDirectory, name: &str) {
+    // Whoever waits for it sees that it is gone, and makes another.
+    if let Ok(Some(_lock)) = lock_file(&scope.dir, &format!("{LOCK}{name}"), false)
+        && !scope.has(name)
+    {
+        let _ = unlinkat(&scope.dir, server_lock(name), AtFlags::empty());
+        let _ = unlinkat(&scope.dir, format!("{LOCK}{name}"), AtFlags::empty());
+    }
+}
+
+/// Removes what was half made or half removed when somebody was killed.
+pub fn sweep(scope: &ScopeDirectory) {
+    for name in scope.names().into_iter().filter(|name| name.starts_with(NEW) || name.starts_with(GONE)) {
+        remove_directory(scope, &name).or_debug("a part of a container stays");
+    }
+}
+
+fn remove_directory(scope: &ScopeDirectory, name: &str) -> rustix::io::Result<()> {
+    let directory = open_directory(scope.dir.as_fd(), OsStr::new(name))?;
+    // Whoever makes one, or removes it, has it locked.
+    flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+    let mut all = usize::MAX;
+    remove_tree::remove(scope.dir.as_fd(), OsStr::new(name), directory.as_fd(), &mut all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_squeue_is_a_job_and_its_state() {
+        assert_eq!(parse_state("7 RUNNING"), Some((7, "RUNNING".to_owned())));
+        assert_eq!(parse_state(" 12 COMPLETING"), Some((12, "COMPLETING".to_owned())));
+        assert_eq!((parse_state(""), parse_state("slurm_load_jobs error: x")), (None, None));
+        assert!(!ENDED.contains(&"COMPLETING") && !ENDED.contains(&"SUSPENDED"));
+    }
+}

@@ -1,0 +1,299 @@
+//! Named containers: what is written in one stays on the node for the next step that names it. Runs as the user on the host.
+//!
+//!     mizzen-UID/containers/SCOPE/      SCOPE is the number of a job, or `global`
+//!       NAME/image                      what it was made from
+//!       NAME/upper, NAME/work           the overlay's directories: what was written
+//!       NAME/started                    what a program must know that enters it while it runs
+//!       .lock-NAME                      who starts it now
+//!       .server-NAME                    who serves the image's files, and who would go on with that
+//!       .new-…, .gone-…                 half made, half removed; whoever prunes removes them
+//!
+//! An overlay's upper directory must not be mounted twice. The kernel sees to that: it refuses (EBUSY, with the option
+//! `index=on`), as long as any process is left in the container that has it mounted. So nothing has to be held, written down
+//! or cleaned up while a container runs, whoever is killed; and whether it runs is found out by looking at the processes of
+//! the user for one whose root is that overlay.
+//!
+//! One process at a time starts a container of a given name, under a lock that ends with it. So concurrent steps make one
+//! container: the first starts it, the others find that it runs, and enter.
+
+pub mod commands;
+mod jobs;
+mod record;
+mod running;
+mod scope;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use mizzen_core::Failure;
+use mizzen_core::request::ImageSource;
+use mizzen_core::settings::{ContainerName, NameMode};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, renameat, unlinkat};
+use rustix::io::Errno;
+
+use crate::image::Loaded;
+use crate::options::RunOptions;
+use crate::plan::{Facts, NamedRoot, Plan};
+use crate::remove_tree;
+use crate::sandbox::{Namespaces, Owner, ServerLock};
+use crate::sys;
+use crate::trace::OrDebug;
+
+use record::{Record, Started};
+pub use running::step_process;
+pub use scope::Scope;
+use scope::ScopeDirectory;
+
+/// Which container is asked for, and where it is kept.
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// What the user says.
+    pub name: ContainerName,
+    /// Where each user has a folder.
+    pub directory: PathBuf,
+    /// Whose containers it is among.
+    pub scope: Scope,
+}
+
+/// A container that was asked for by its name.
+pub enum Found {
+    /// It runs: to be entered.
+    Running(Box<Running>),
+    /// The container of a step without a name, by the number of that step, which runs.
+    Step(String),
+    /// To be started, and made first if it is not there.
+    Stopped(Box<Claim>),
+}
+
+/// A container that runs.
+pub struct Running {
+    /// To be entered.
+    pub namespaces: Namespaces,
+    /// Whose file server serves it.
+    pub server_lock: ServerLock,
+    started: Started,
+}
+
+/// The right to start a container, which nobody else has as long as this lives.
+pub struct Claim {
+    lock: OwnedFd,
+    scope: ScopeDirectory,
+    name: String,
+    record: Option<Record>,
+    /// What the user should know.
+    pub note: Option<String>,
+}
+
+/// What tells an overlay of a named container from all others, in the list of mounts.
+pub fn overlay_directory(id: &str) -> String {
+    format!("/named-{id}")
+}
+
+/// Looks for the container that the options name, as the user wants it to be. Where it is there, its image is the one to use.
+pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
+    let Some(Named { name, directory, scope }) = &options.named else { return Ok(None) };
+    let ContainerName { name: text, mode } = name;
+    let scope = ScopeDirectory::make(directory, scope)?;
+    jobs::prune_in_background(directory, scope.job());
+    let lock = scope.lock(text)?;
+    let record = Record::read(&scope, text)?;
+    let refused = |why: &str| Failure::new(format!("the container \"{text}\" {why}"));
+    let running = match &record {
+        Some(record) => {
+            running::find(record).map_err(|failure| failure.about(format!("the container \"{text}\"")))?
+        }
+        None => None,
+    };
+    match (mode, &record, running) {
+        (NameMode::Create, Some(_), _) => {
+            Err(refused("exists, and the flag create wants a new one").hint("mizzen containers remove, on the node"))
+        }
+        (NameMode::NoExec, _, Some(_)) => Err(refused("runs, and the flag no_exec forbids to enter it").hint(
+            "its files can be mounted once; wait until the step that runs in it has ended, or leave the flag out",
+        )),
+        (_, Some(record), Some(namespaces)) => {
+            let server_lock = ServerLock(scope.path.join(scope::server_lock(text)));
+            let started = Started::read(&scope, text)?;
+            options.image = record.image()?;
+            Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, started }))))
+        }
+        (NameMode::Auto | NameMode::Exec, None, _)
+            if name.step().is_some_and(|step| step_process(step).is_some()) =>
+        {
+            Ok(Some(Found::Step(text.clone())))
+        }
+        (NameMode::Exec, record, None) => {
+            let why = if record.is_some() { "does not run" } else { "does not exist" };
+            Err(refused(&format!("{why}, and the flag exec wants to enter it"))
+                .hint("start it in another step of this node first, or leave the flag out"))
+        }
+        (_, None, _) if options.image == ImageSource::Recorded => Err(missing(text)),
+        (_, _, _) => {
+            let mut claim = Claim { lock, scope, name: text.clone(), record, note: None };
+            let (image, note) = claim.image(&options.image)?;
+            options.image = image;
+            claim.note = note;
+            Ok(Some(Found::Stopped(Box::new(claim))))
+        }
+    }
+}
+
+/// Where the container is or would be, and what it was made from, for `mizzen plan`.
+pub fn look(options: &mut RunOptions) -> Result<Option<NamedRoot>, Failure> {
+    let Some(Named { name, directory, scope }) = &options.named else { return Ok(None) };
+    let path = scope::path(directory, scope)?.join(&name.name);
+    let writable = options.settings.writable.clone();
+    let root = NamedRoot { directory: path, id: String::new(), writable };
+    if let Some(scope) = ScopeDirectory::open(directory, scope)?
+        && let Some(record) = Record::read(&scope, &name.name)?
+    {
+        options.image = record.image()?;
+    } else if options.image == ImageSource::Recorded {
+        return Err(missing(&name.name));
+    }
+    Ok(Some(root))
+}
+
+fn missing(name: &str) -> Failure {
+    Failure::new(format!("a container with name \"{name}\" does not exist, and --container-image is not set"))
+        .hint("give the image to the first step on each node; `mizzen containers list` shows what is there")
+}
+
+impl Claim {
+    /// The image that the container is made from: its own if it is there, whatever else is asked for. In that case, a note.
+    fn image(&self, asked: &ImageSource) -> Result<(ImageSource, Option<String>), Failure> {
+        let Some(record) = &self.record else { return Ok((asked.clone(), None)) };
+        let own = record.image()?;
+        let differs = *asked != ImageSource::Recorded && *asked != own;
+        let shown = |image: &ImageSource| crate::image::shown(image.name().as_ref());
+        let note = differs.then(|| {
+            format!(
+                "the container \"{}\" was made from {}, so {} is not used; `mizzen containers remove` removes it",
+                self.name,
+                shown(&own),
+                shown(asked)
+            )
+        });
+        Ok((own, note))
+    }
+
+    /// Where it is kept.
+    fn directory(&self) -> PathBuf {
+        self.scope.path.join(&self.name)
+    }
+
+    /// What the container's root is to be, over this image.
+    pub fn root(&mut self, options: &RunOptions, loaded: &Loaded) -> Result<NamedRoot, Failure> {
+        let id = self.id(&options.image, loaded)?;
+        Ok(NamedRoot { directory: self.directory(), id, writable: options.settings.writable.clone() })
+    }
+
+    /// Its own number, where it is there; else one for a new container.
+    fn id(&mut self, image: &ImageSource, loaded: &Loaded) -> Result<String, Failure> {
+        let record = match &self.record {
+            Some(record) => {
+                record
+                    .check(loaded)
+                    .map_err(|failure| failure.about(format!("the container \"{}\"", self.name)))?;
+                record.clone()
+            }
+            None => Record::new(image, loaded)?,
+        };
+        Ok(self.record.insert(record).id.clone())
+    }
+
+    /// Whose file server serves it.
+    pub fn server_lock(&self) -> ServerLock {
+        ServerLock(self.scope.path.join(scope::server_lock(&self.name)))
+    }
+
+    /// Makes the container's directory, unless it is there. It appears when it is complete.
+    pub fn make(&self) -> Result<(), Failure> {
+        let Some(record) = &self.record else { return Err(Failure::new("a container without a record")) };
+        if self.scope.has(&self.name) {
+            return Ok(());
+        }
+        let failed = |errno: Errno| {
+            Failure::caused_by(format!("cannot make {}", crate::image::shown(&self.directory())), errno)
+                .or_hint("named containers are kept in stage_directory of mizzen.toml; is there space?")
+        };
+        let _mask = sys::FileMask::set(0o022);
+        let _unharmed = sys::IgnoreSignal::new(nix::sys::signal::Signal::SIGXFSZ);
+        let new = format!("{}{}", scope::NEW, record.id);
+        let make = || -> rustix::io::Result<()> {
+            mkdirat(&self.scope.dir, &*new, Mode::RWXU)?;
+            let directory = remove_tree::open_directory(self.scope.dir.as_fd(), OsStr::new(&new))?;
+            // Whoever prunes sees by this lock that it is being made.
+            flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+            // The root directory's mode is the upper one's.
+            mkdirat(&directory, "upper", Mode::from_raw_mode(0o755))?;
+            mkdirat(&directory, "work", Mode::RWXU)?;
+            record.write(&directory)?;
+            renameat(&self.scope.dir, &*new, &self.scope.dir, &*self.name)
+        };
+        make().map_err(failed)
+    }
+
+    /// It runs: others may enter from now on.
+    pub fn started(self, plan: &Plan) {
+        let directory = remove_tree::open_directory(self.scope.dir.as_fd(), OsStr::new(&self.name));
+        let written = directory.and_then(|directory| Started::new(plan).write(&directory));
+        written.or_debug("nobody can enter this container");
+        // Explicitly: with a process id namespace another process has it open as well, as long as the container runs.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
+impl Running {
+    /// Who owns the image's files there.
+    pub fn owner(&self) -> Owner {
+        Owner { uid: self.started.uid, gid: self.started.gid }
+    }
+
+    /// What a program of these options needs to know that enters it.
+    pub fn facts(&self, options: &RunOptions) -> Facts {
+        Facts {
+            // Of the step that has started it.
+            mpi_environment: Vec::new(),
+            commands: None,
+            entrypoint: Vec::new(),
+            environment: options.environment.clone(),
+            ..self.started.facts.clone()
+        }
+    }
+}
+
+/// Opens a lock's file and waits for the lock. A file that was removed meanwhile is no lock any more.
+fn lock_file(directory: &OwnedFd, name: &str, wait: bool) -> rustix::io::Result<Option<OwnedFd>> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let operation =
+        if wait { FlockOperation::LockExclusive } else { FlockOperation::NonBlockingLockExclusive };
+    loop {
+        let file = openat(directory, name, flags, Mode::from_raw_mode(0o600))?;
+        match flock(&file, operation) {
+            Ok(()) => {}
+            Err(Errno::INTR) => continue,
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(errno) => return Err(errno),
+        }
+        let named = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+        if named.is_ok_and(|named| rustix::fs::fstat(&file).is_ok_and(|own| own.st_ino == named.st_ino)) {
+            return Ok(Some(file));
+        }
+    }
+}
+
+/// Writes a file that appears when it is complete.
+fn write_file(directory: &OwnedFd, name: &str, content: &[u8]) -> rustix::io::Result<()> {
+    let temporary = format!(".{name}");
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(openat(directory, &*temporary, flags, Mode::from_raw_mode(0o600))?);
+    if let Err(error) = (&file).write_all(content) {
+        let _ = unlinkat(directory, &*temporary, AtFlags::empty());
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    renameat(directory, &*temporary, directory, name)
+}

@@ -1,0 +1,155 @@
+//! What is written down of a named container: what it was made from, and how it was started last. The files are the user's
+//! own, to read and to change: what they say is checked as a request is.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use mizzen_core::Failure;
+use mizzen_core::failure::cause;
+use mizzen_core::request::ImageSource;
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::scope::ScopeDirectory;
+use super::write_file;
+use crate::image::{ImageKind, Loaded, shown};
+use crate::plan::{Facts, Plan};
+use crate::remove_tree::open_directory;
+
+const IMAGE: &str = "image";
+const STARTED: &str = "started";
+/// Facts have the image's variables, and an environment has a limit of its own.
+const LIMIT: u64 = 8 << 20;
+
+/// What a container was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Tells it from every other container, also from those that have had its name.
+    pub id: String,
+    /// The image, as a request has it.
+    image: String,
+    /// Size and time of modification of the image's file.
+    file: Option<(u64, i64, i64)>,
+    /// When it was made, in seconds since 1970.
+    pub made: i64,
+}
+
+/// A start of a container, for those who enter it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Started {
+    /// What every program in it needs to know.
+    pub facts: Facts,
+    /// Who owns the image's files in it.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+impl Record {
+    /// Of a container that is made now from this image.
+    pub fn new(image: &ImageSource, loaded: &Loaded) -> Result<Record, Failure> {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+            .map_err(|error| Failure::caused_by("cannot number a new container", error))?;
+        let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
+        Ok(Record { id: id.trim().to_owned(), image: image.to_text(), file: file_of(loaded), made })
+    }
+
+    /// That of the container of this name, if there is one.
+    pub fn read(scope: &ScopeDirectory, name: &str) -> Result<Option<Record>, Failure> {
+        let directory = match open_directory(scope.dir.as_fd(), OsStr::new(name)) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened.map_err(|errno| Failure::caused_by(shown(&scope.path.join(name)), errno))?,
+        };
+        let record: Record = read(scope, name, &directory, IMAGE)?;
+        // It becomes a part of a mount's options.
+        match record.id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+            true => Ok(Some(record)),
+            false => Err(unreadable(scope, name, IMAGE, "its id is none")),
+        }
+    }
+
+    /// Writes it into the container's directory.
+    pub fn write(&self, directory: &OwnedFd) -> rustix::io::Result<()> {
+        write(directory, IMAGE, self)
+    }
+
+    /// The image.
+    pub fn image(&self) -> Result<ImageSource, Failure> {
+        ImageSource::from_text(self.image.as_bytes())
+            .map_err(|failure| failure.about("what it was made from"))
+    }
+
+    /// Whether the image is still what it was: an overlay over another one would show a mixture of both.
+    pub fn check(&self, loaded: &Loaded) -> Result<(), Failure> {
+        match (self.file, file_of(loaded)) {
+            (Some(made), Some(now)) if made != now => {
+                let image = shown(&loaded.opened.path);
+                Err(Failure::new(format!("{image} is another file than the one that it was made from")).hint(
+                    "its changes belong to that one; remove it with `mizzen containers remove`, or put the old file back",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What changes when somebody writes to the image's file, or puts another in its place. Of an image in a registry the name tells.
+fn file_of(loaded: &Loaded) -> Option<(u64, i64, i64)> {
+    if matches!(loaded.opened.kind, ImageKind::Directory) {
+        return None;
+    }
+    // The original, where a copy is used.
+    let found = std::fs::metadata(&loaded.opened.path).ok()?;
+    Some((found.len(), found.mtime(), found.mtime_nsec()))
+}
+
+impl Started {
+    /// Of a container that has just been made as planned. What its programs are given beside is their own affair.
+    pub fn new(plan: &Plan) -> Started {
+        let facts = Facts { environment: Vec::new(), ..plan.facts.clone() };
+        Started { facts, uid: plan.identity.inside_uid, gid: plan.identity.inside_gid }
+    }
+
+    /// Of the last start of a container.
+    pub fn read(scope: &ScopeDirectory, name: &str) -> Result<Started, Failure> {
+        let directory = open_directory(scope.dir.as_fd(), OsStr::new(name))
+            .map_err(|errno| Failure::caused_by(shown(&scope.path.join(name)), errno))?;
+        read(scope, name, &directory, STARTED)
+    }
+
+    /// Writes it into the container's directory.
+    pub fn write(&self, directory: &OwnedFd) -> rustix::io::Result<()> {
+        write(directory, STARTED, self)
+    }
+}
+
+fn write(directory: &OwnedFd, name: &str, value: &impl Serialize) -> rustix::io::Result<()> {
+    let text = serde_json::to_vec(value).map_err(|_| Errno::INVAL)?;
+    write_file(directory, name, &text)
+}
+
+fn read<T: DeserializeOwned>(
+    scope: &ScopeDirectory,
+    name: &str,
+    directory: &OwnedFd,
+    file: &str,
+) -> Result<T, Failure> {
+    let failed = |why: String| unreadable(scope, name, file, &why);
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened =
+        openat(directory, file, flags, Mode::empty()).map_err(|errno| failed(cause(&errno.into())))?;
+    let mut text = Vec::new();
+    File::from(opened).take(LIMIT).read_to_end(&mut text).map_err(|error| failed(cause(&error)))?;
+    serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))
+}
+
+fn unreadable(scope: &ScopeDirectory, name: &str, file: &str, why: &str) -> Failure {
+    Failure::new(format!("{}: {why}", shown(&scope.path.join(name).join(file))))
+        .hint("only mizzen writes this file; remove the container with `mizzen containers remove`")
+}

@@ -1,0 +1,104 @@
+//! Who serves the files of a named container, which several steps may be in. Its file server belongs to the step that has
+//! started it, and Slurm ends it with that step. So every step that enters starts a server too, which waits, and goes on with
+//! the same connection to the kernel when the one before it has ended, however it has ended. A node of the file system is a
+//! place in the image: there is nothing else that one server would have to tell the next.
+//!
+//! A lock says whose turn it is: the kernel gives it to the next when its holder is gone. The connection is taken from the
+//! process that has it, which is one of the same user.
+//!
+//! Run by: the user, in file servers and in launchers.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use mizzen_core::Failure;
+use mizzen_squashfs::fuse;
+use nix::unistd::geteuid;
+use rustix::fs::{FlockOperation, flock, ftruncate};
+use rustix::io::Errno;
+
+use crate::sys;
+
+/// Between the end of a server and the moment when the next one has its turn.
+const HANDOVER: Duration = Duration::from_millis(200);
+
+/// Waits until it is this process's turn to serve, and writes down who it is. It is, as long as the result is open.
+pub fn take_turn(lock: &Path) -> io::Result<File> {
+    let mut file = open(lock)?;
+    while let Err(errno) = flock(&file, FlockOperation::LockExclusive) {
+        if errno != Errno::INTR {
+            return Err(errno.into());
+        }
+    }
+    ftruncate(&file, 0)?;
+    write!(file, "{}", std::process::id())?;
+    Ok(file)
+}
+
+/// Whether somebody else goes on with serving, now that a server has ended.
+pub fn goes_on(lock: &Path) -> bool {
+    // Who waits for its turn has it by then.
+    std::thread::sleep(HANDOVER);
+    is_held(lock).unwrap_or(false)
+}
+
+/// The connection to the kernel of the server whose turn it is.
+pub fn connection(lock: &Path) -> Result<OwnedFd, Failure> {
+    let failed =
+        |what: &str, error: io::Error| Failure::caused_by(format!("its file server: cannot {what}"), error);
+    let server = |what: &str| {
+        let text = fs::read_to_string(lock).map_err(|error| failed(what, error))?;
+        text.parse::<i32>().map_err(|_| Failure::new("its file server is not known"))
+    };
+    let pid = server("find out who it is")?;
+    let process = sys::pidfd_of(pid).map_err(|error| failed("find it", error))?;
+    // It was the server when its number was written down, so it is that process as long as nobody else has a turn.
+    let own = fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == geteuid().as_raw());
+    let held = is_held(lock).map_err(|error| failed("see whether it works", error))?;
+    if !own || !held || server("find out who it is")? != pid {
+        return Err(Failure::new("its file server has just ended"));
+    }
+    let number = fs::read_dir(format!("/proc/{pid}/fd"))
+        .map_err(|error| failed("look at it", error))?
+        .flatten()
+        .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == Path::new("/dev/fuse")))
+        .find_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let number = number.ok_or_else(|| Failure::new("its file server has no connection"))?;
+    let connection = sys::descriptor_of(&process, number)
+        .map_err(|error| failed("take over its connection (Linux 5.6)", error))?;
+    if sends_again() {
+        return Ok(connection);
+    }
+    fuse::with_own_queue(connection).map_err(|error| failed("share its connection", error))
+}
+
+/// Whether the kernel sends requests again that a server has not answered: since Linux 6.9.
+fn sends_again() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(9))
+}
+
+fn is_held(lock: &Path) -> io::Result<bool> {
+    match flock(open(lock)?, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn open(lock: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(lock)
+}

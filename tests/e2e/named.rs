@@ -1,0 +1,355 @@
+//! Named containers: what is written in one stays on its node for the next step that names it. The rows that are quoted say what
+//! scripts written for pyxis expect of `--container-name`.
+
+use mizzen_tests::check::{assert_failed, assert_out, assert_told, count, one_node, with_images};
+use mizzen_tests::images::ImageTree;
+use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
+
+on_every_release!(keeps_what_steps_write, enters_what_runs);
+
+/// One node with a disk of its own: the overlay that is its root directory cannot be under another.
+fn start(release: Release, name: &str) -> Cluster {
+    start_with(release, name, "")
+}
+
+fn start_with(release: Release, name: &str, toml: &str) -> Cluster {
+    let mizzen_toml = Some(format!("stage_directory = \"/disk\"\n{toml}"));
+    let cluster = with_images(Spec { mizzen_toml, ..one_node(release, name) });
+    for machine in ["ctl", "node1"] {
+        let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
+        assert_eq!(cluster.run_on(machine, User::Root, disk).code, 0);
+    }
+    cluster
+}
+
+fn on_node(cluster: &Cluster, script: &str) -> Output {
+    cluster.run_on("node1", User::Alice, script)
+}
+
+/// "a named container keeps what was written between steps; a reused named container prints nothing extra"
+fn keeps_what_steps_write(release: Release) {
+    let cluster = start(release, "named");
+    // As `pip install` does: a package, and a program that uses it.
+    let job = cluster.run(
+        "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --container-image=/shared/a.sqsh --container-name=dev sh -c \"mkdir -p /usr/lib/pkg; echo v1 > /usr/lib/pkg/version; \
+           printf \\\"#!/bin/sh\\ncat /usr/lib/pkg/version /image\\n\\\" > /bin/tool; chmod 755 /bin/tool; rm /etc/os-release\"; \
+         srun -Q -n4 --container-image=/shared/a.sqsh --container-name=dev sh -c \"echo \\$SLURM_PROCID > /usr/lib/pkg/\\$SLURM_PROCID\"; \
+         srun -Q --container-name=dev sh -c \"tool; cat /usr/lib/pkg/[0-3]; ls /etc/os-release || echo removed\" 2>&1'",
+    );
+    assert_out(&job, 0, "v1\na\n0\n1\n2\n3\nls: /etc/os-release: No such file or directory\nremoved\n");
+    assert_eq!(job.stderr, "", "{release}");
+    // Without the name nothing of it is there.
+    assert_failed(&cluster.run("srun -Q --container=/shared/a.sqsh tool"), 127, "tool: no such program");
+    assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
+}
+
+/// "auto: running, join; existing, reuse its files; else create from the image"
+fn enters_what_runs(release: Release) {
+    let cluster = start(release, "entered");
+    let job = cluster.run(
+        "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --overlap --container-image=/shared/a.sqsh --container-name=dev --container-mounts=/shared:/mnt/s \
+           sh -c \"echo first > /first; readlink /proc/self/ns/mnt; while [ ! -e /second ]; do sleep 0.1; done; cat /second\" & \
+         sleep 1.5; srun -Q --overlap -n2 --container-name=dev sh -c \"cat /first; ls /mnt/s/a.sqsh; readlink /proc/self/ns/mnt; \
+           sleep 0.5; echo second > /second\" | sort; wait'",
+    );
+    assert_eq!(job.code, 0, "{release}: {}", job.text());
+    let count = |text: &str| job.stdout.lines().filter(|line| line.starts_with(text)).count();
+    assert_eq!((count("first"), count("second"), count("/mnt/s/a.sqsh")), (2, 1, 2), "{}", job.text());
+    let mut namespaces: Vec<&str> = job.stdout.lines().filter(|line| line.starts_with("mnt:")).collect();
+    assert_eq!(namespaces.len(), 3, "{}", job.text());
+    namespaces.dedup();
+    assert_eq!(namespaces.len(), 1, "one container: {}", job.text());
+}
+
+const TWO_RELEASES: [Release; 2] = [Release::Slurm22_05, Release::Slurm24_11];
+
+#[test]
+fn every_flag_has_its_meaning() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "flags");
+        let job = |script: &str| {
+            cluster.run(&format!("salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; {script}'"))
+        };
+        let image = "--container-image=/shared/a.sqsh";
+        // "create: must not exist"
+        let create = "srun -Q --container-image=/shared/a.sqsh --container-name=x:create";
+        let twice = job(&format!("{create} touch /here && {create} touch /there"));
+        assert_told(
+            &twice,
+            125,
+            "mizzen: node1: the container \"x\" exists, and the flag create wants a new one",
+            "mizzen containers remove",
+        );
+        // "exec: must run"
+        let stopped =
+            job(&format!("srun -Q {image} --container-name=x true; srun -Q --container-name=x:exec true"));
+        assert_failed(&stopped, 125, "the container \"x\" does not run, and the flag exec wants to enter it");
+        let missing = job(&format!("srun -Q {image} --container-name=x:exec true"));
+        assert_failed(
+            &missing,
+            125,
+            "the container \"x\" does not exist, and the flag exec wants to enter it",
+        );
+        // "no_exec: never join"
+        let running = job(&format!(
+            "srun -Q --overlap {image} --container-name=x sleep 3 & sleep 1.5; \
+             srun -Q --overlap --container-name=x:no_exec true; echo $?; wait; srun -Q --container-name=x:no_exec echo alone"
+        ));
+        assert_out(&running, 0, "125\nalone\n");
+        assert_failed(&running, 0, "the container \"x\" runs, and the flag no_exec forbids to enter it");
+        // "Without image and not existing: …"
+        let nothing = job("srun -Q --container-name=x touch /shared/marker");
+        assert_told(
+            &nothing,
+            125,
+            "a container with name \"x\" does not exist, and --container-image is not set",
+            "give the image to the first step on each node",
+        );
+        assert_out(&cluster.run("ls /shared/marker"), 2, "");
+        // "Errors: empty name; name with `/`; flag must be one of the four"
+        for (value, message) in [
+            ("", "\"\": the name is empty"),
+            (":exec", "\":exec\": the name is empty"),
+            ("a/b", "\"a/b\": the name has a /"),
+            ("..", "\"..\": the name begins with a dot"),
+            ("x:often", "\"x:often\": the flag behind the name must be auto, create, exec or no_exec"),
+        ] {
+            for command in ["srun touch /shared/marker", "sbatch --wrap true", "salloc true"] {
+                let (command, rest) = command.split_once(' ').unwrap();
+                let refused = cluster.run(&format!("{command} {image} --container-name={value} {rest}"));
+                assert_failed(&refused, 1, &format!("--container-name: {message}"));
+            }
+        }
+        // "An unnamed container of a running step can be joined by the name `JOB.STEP`"
+        let step = job(&format!(
+            "srun -Q --overlap {image} --container-writable sh -c \"echo unnamed > /u; sleep 3\" & sleep 1.5; \
+             srun -Q --overlap -n2 --container-name=$SLURM_JOB_ID.0:exec cat /u; wait"
+        ));
+        assert_out(&step, 0, "unnamed\nunnamed\n");
+        // The job's container is that of its steps; another image is another container.
+        let steps = cluster.run(&format!(
+            "salloc -Q -n8 {image} --container-name=y bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; srun -Q touch /mine; srun -Q ls /mine; \
+             srun -Q --container=/shared/b.sqsh ls /mine'"
+        ));
+        assert_out(&steps, 1, "/mine\n");
+        let variable = cluster.run(&format!(
+            "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; export MIZZEN_CONTAINER_NAME=z; srun -Q {image} touch /mine; srun -Q ls /mine'"
+        ));
+        assert_out(&variable, 0, "/mine\n");
+        // A batch script in a named container, whose steps enter it.
+        let batch = cluster.run(&format!(
+            "printf '#!/bin/sh\\necho script > /s; srun -Q cat /s /image\\n' > job; \
+             sbatch --wait -Q -o out {image} --container-name=batch:create job; cat out"
+        ));
+        assert_out(&batch, 0, "script\na\n");
+    }
+}
+
+#[test]
+fn a_container_is_what_it_was_made_from() {
+    let cluster = start(Release::Slurm22_05, "made-from");
+    let run = |options: &str, program: &str| on_node(&cluster, &format!("mizzen run {options} {program}"));
+    on_node(&cluster, "cp /shared/a.sqsh own.sqsh");
+    assert_out(&run("--name dev own.sqsh", "sh -c 'echo changed > /image; cat /image'"), 0, "changed\n");
+    assert_out(&run("--name dev -", "cat /image"), 0, "changed\n");
+    let other = run("--name dev /shared/b.sqsh", "cat /image");
+    assert_out(&other, 0, "changed\n");
+    assert_failed(
+        &other,
+        0,
+        "note: the container \"dev\" was made from /home/alice/own.sqsh, so /shared/b.sqsh is not used; `mizzen containers remove` removes it",
+    );
+    let listed = on_node(&cluster, "mizzen containers list");
+    assert!(
+        listed.stdout.contains("global       stopped") && listed.stdout.contains("/home/alice/own.sqsh"),
+        "{}",
+        listed.text()
+    );
+    // Read-only it can be, and limited not.
+    let read_only = run("--name dev --readonly -", "touch /x");
+    assert_failed(&read_only, 1, "Read-only file system");
+    assert_failed(&run("--name dev --writable=1g -", "true"), 125, "no limit holds for a named container");
+    let plan = on_node(&cluster, "mizzen plan --name dev - true");
+    assert!(
+        plan.stdout.contains("writable, with the changes in /disk/mizzen-2001/containers/global/dev"),
+        "{}",
+        plan.text()
+    );
+    // Where a mount point was removed, it is made again.
+    assert_out(&run("--name dev -", "sh -c 'rmdir /root; ls -d /root'"), 1, "");
+    assert_out(&run("--name dev -m /shared:/root -", "ls /root/a.sqsh"), 0, "/root/a.sqsh\n");
+    // Its changes belong to that image alone.
+    on_node(&cluster, "cp /shared/b.sqsh new && mv new own.sqsh");
+    assert_told(
+        &run("--name dev -", "cat /image"),
+        125,
+        "mizzen: the container \"dev\": /home/alice/own.sqsh is another file than the one that it was made from",
+        "its changes belong to that one",
+    );
+    assert_out(
+        &on_node(&cluster, "mizzen containers remove dev nosuch"),
+        1,
+        "dev: removed\nnosuch: no such container on this node\n",
+    );
+    assert_failed(
+        &run("--name dev -", "true"),
+        125,
+        "a container with name \"dev\" does not exist, and --container-image is not set",
+    );
+    assert_failed(&run("-", "true"), 125, "mizzen: -: no image, and no container by its name");
+    // A directory is an image too.
+    let tree =
+        "mkdir tree; cd tree; mizzen run /shared/a.sqsh tar -C / -cf - bin etc/group image | tar -xf -; cd";
+    on_node(&cluster, tree);
+    assert_out(&run("--name tree tree", "sh -c 'echo x > /x; cat /image'"), 0, "a\n");
+    assert_out(&on_node(&cluster, "mizzen run --name tree - cat /x; ls tree/x"), 2, "x\n");
+    // Without overlays for users there are none.
+    let calls =
+        on_node(&cluster, "strace -e trace=mount -o calls mizzen run --name tree - true; cat calls").stdout;
+    let mounts = calls.lines().filter(|line| line.starts_with("mount("));
+    let nth =
+        1 + mounts.clone().position(|line| line.contains("\"overlay\"")).expect("an overlay is mounted");
+    let old = on_node(
+        &cluster,
+        &format!(
+            "strace -e trace=mount -o calls -e inject=mount:error=EPERM:when={nth} mizzen run --name tree - true"
+        ),
+    );
+    assert_told(
+        &old,
+        125,
+        "mizzen: a named container: cannot mount an overlay: Operation not permitted",
+        "overlays in user namespaces need Linux 5.11; run without a name here",
+    );
+}
+
+#[test]
+fn concurrent_steps_make_one_container() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "concurrent");
+        let job = cluster.run(
+            "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; for i in $(seq 32); do srun -Q --overlap --container-image=/shared/a.sqsh --container-name=new \
+             sh -c \"echo $i >> /log; cat /bin/busybox | md5sum >> /sums\" & done; wait; \
+             srun -Q --container-name=new sh -c \"sort -un /log | wc -l; sort -u /sums | wc -l; wc -l < /sums\"; \
+             srun -Q ls /disk/mizzen-2001/containers/$SLURM_JOB_ID'",
+        );
+        assert_out(&job, 0, "32\n1\n32\nnew\n");
+    }
+}
+
+/// Slurm ends all processes of a step, the file server of the container that it has started among them.
+#[test]
+fn a_container_goes_on_without_the_step_that_has_started_it() {
+    let cluster = start(Release::Slurm22_05, "goes-on");
+    let tree = ImageTree::busybox().unwrap();
+    for number in 0..400 {
+        tree.file(&format!("data/{number}"), &format!("{number}\n").repeat(4000)).unwrap();
+    }
+    cluster.share("data.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    let sum = "cat $(seq -f /data/%g 0 399) | md5sum";
+    let expected = on_node(&cluster, &format!("mizzen run /shared/data.sqsh sh -c '{sum}'")).stdout;
+    assert_eq!(expected.lines().count(), 1);
+    for run in 0..count(5, 50) {
+        let delay = 0.05 * f64::from(run % 10);
+        let job = on_node(
+            &cluster,
+            &format!(
+                "mizzen run --name on /shared/data.sqsh sleep 3 & for i in $(seq 50); do pgrep -x sleep >/dev/null && break; sleep 0.05; done; \
+                 first=\"$(pgrep -x mizzen-fuse) $(pgrep -x mizzen-watch)\"; \
+                 mizzen run --name on:exec - sh -c '{sum}' & entered=$!; sleep {delay}; kill -KILL $first; wait $entered; echo $?; \
+                 mizzen run --name on:exec - sh -c '{sum}'; pkill -x sleep; wait"
+            ),
+        );
+        assert_out(&job, 0, &format!("{expected}0\n{expected}"));
+    }
+    let left = on_node(&cluster, "for i in $(seq 50); do pgrep mizzen || exit 0; sleep 0.1; done; exit 1");
+    assert_eq!(left.code, 0, "{}", left.text());
+}
+
+#[test]
+fn whoever_is_killed_the_next_start_works() {
+    let cluster = start(Release::Slurm22_05, "killed");
+    on_node(&cluster, "mizzen run --name k /shared/a.sqsh sh -c 'echo kept > /kept'");
+    for run in 0..count(20, 200) {
+        let delay = f64::from(run % 20) * 0.012;
+        let name = if run % 2 == 0 { "k".to_owned() } else { format!("new{run}") };
+        let killed = on_node(
+            &cluster,
+            &format!(
+                "mizzen run --name {name} /shared/a.sqsh sh -c 'echo {run} >> /log; sleep 60' & sleep {delay:.3}; \
+                 pkill -KILL -x 'mizzen|mizzen-.*|sleep|sh'; wait; \
+                 mizzen run --name {name} /shared/a.sqsh sh -c 'cat /image; touch /log; cat /kept 2>/dev/null; true'"
+            ),
+        );
+        assert_out(&killed, 0, if run % 2 == 0 { "a\nkept\n" } else { "a\n" });
+    }
+    // The first prune removes what was half made.
+    let pruned = on_node(
+        &cluster,
+        "mizzen containers prune; ls -A /disk/mizzen-2001/containers/global | grep -c '^.new-'",
+    );
+    assert_out(&pruned, 1, "0\n");
+    let removed = on_node(
+        &cluster,
+        "mizzen containers remove --all >/dev/null; mizzen containers list; find /disk/mizzen-2001/containers -name upper",
+    );
+    assert_out(&removed, 0, "");
+}
+
+/// "plugstack keys: … `container_scope=global|job`"
+#[test]
+fn containers_of_a_job_go_with_it() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "scope");
+        let srun = |name: &str| {
+            cluster.run(&format!("srun -Q --container-image=/shared/a.sqsh --container-name={name} true"))
+        };
+        let names =
+            || on_node(&cluster, "mizzen containers list --json | grep '\"name\"' | tr -d ' ,'").stdout;
+        assert_eq!((srun("one").code, names().as_str()), (0, "\"name\":\"one\"\n"));
+        // Another job has containers of its own.
+        let other = cluster.run("srun -Q --container-name=one true");
+        assert_failed(&other, 125, "a container with name \"one\" does not exist");
+        // The next start removes those of ended jobs; it does not wait for that.
+        let next = cluster.run("srun -Q --container-image=/shared/a.sqsh --container-name=two sleep 2");
+        assert_eq!(next.code, 0, "{}", next.text());
+        assert_eq!(names(), "\"name\":\"two\"\n", "{release}");
+        // Those of a job that runs stay, also where no process is in them.
+        let pruned = cluster.run(
+            "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; srun -Q --container-image=/shared/a.sqsh --container-name=three touch /x; \
+             srun -Q mizzen containers prune; srun -Q --container-name=three ls /x'",
+        );
+        assert!(pruned.code == 0 && pruned.stdout.ends_with("/x\n"), "{release}: {}", pruned.text());
+        // An epilog knows the job, and asks nobody.
+        let epilog = on_node(
+            &cluster,
+            "PATH= /usr/bin/mizzen containers prune --job $(/usr/bin/ls /disk/mizzen-2001/containers)",
+        );
+        assert!(epilog.code == 0 && epilog.stdout.starts_with("three of job "), "{}", epilog.text());
+        assert_eq!(on_node(&cluster, "ls -A /disk/mizzen-2001/containers").stdout, "");
+        // Where Slurm does not answer, nothing is removed.
+        srun("four");
+        let unknown = on_node(
+            &cluster,
+            "SLURM_CONF=/nonexistent mizzen containers prune; mizzen containers list | wc -l",
+        );
+        assert_out(&unknown, 0, "2\n");
+        assert_failed(&unknown, 0, "mizzen: hint: nothing is removed while Slurm does not answer");
+        let known = on_node(&cluster, "mizzen containers prune; mizzen containers list");
+        assert!(
+            known.stdout.starts_with("four of job ") && known.stdout.ends_with(": removed\n"),
+            "{}",
+            known.text()
+        );
+    }
+    let cluster = start_with(Release::Slurm24_11, "global", "container_scope = \"global\"\n");
+    let jobs = cluster.run(
+        "srun -Q --container-image=/shared/a.sqsh --container-name=dev touch /x; srun -Q --container-name=dev ls /x",
+    );
+    assert_out(&jobs, 0, "/x\n");
+    // Others have others.
+    let bob = cluster.run_on("ctl", User::Bob, "srun -Q --container-name=dev true");
+    assert_failed(&bob, 125, "a container with name \"dev\" does not exist");
+}

@@ -1,0 +1,208 @@
+//! `--container-save`: what a container has become is an image in the end. The rows that are quoted say what scripts written for
+//! pyxis expect of it.
+
+use mizzen_tests::check::{assert_failed, assert_out, assert_told, count, one_node, with_images};
+use mizzen_tests::images::ImageTree;
+use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
+
+on_every_release!(saves_what_a_container_has_become);
+
+fn srun(cluster: &Cluster, options: &str, program: &str) -> Output {
+    cluster.run(&format!("srun -Q {options} {program}"))
+}
+
+/// "squashfs of the container's root, by the last local task at its end; relative to the job's directory; … says that it
+/// exported"
+fn saves_what_a_container_has_become(release: Release) {
+    let cluster = with_images(one_node(release, "save"));
+    let step = "sh -c 'if [ $SLURM_PROCID = 3 ]; then sleep 1.5; fi; echo $SLURM_PROCID > /new$SLURM_PROCID; [ $SLURM_PROCID != 0 ] || rm /etc/os-release'";
+    let options = "-n4 --chdir=/tmp --container-image=/shared/a.sqsh --container-save=mine.sqsh --container-mounts=/shared:/mnt/s";
+    let saved = srun(&cluster, options, step);
+    assert_out(&saved, 0, "");
+    assert_failed(&saved, 0, "mizzen: note: node1: exported the container to /home/alice/mine.sqsh, ");
+    let run = srun(
+        &cluster,
+        "--container=mine.sqsh",
+        "sh -c 'cat /image /new[0-3]; ls /etc/os-release /mnt/s; echo $?'",
+    );
+    assert_out(&run, 0, "a\n0\n1\n2\n3\n/mnt/s:\n1\n");
+    // In the place of one that is there; and as the program ends.
+    for (program, code) in
+        [("sh -c 'echo again > /again; exit 7'", 7), ("sh -c 'echo killed > /killed; kill -KILL $$'", 137)]
+    {
+        let saved = srun(&cluster, "--container=mine.sqsh --container-save=mine.sqsh", program);
+        assert_eq!(saved.code, code, "{release}: {}", saved.text());
+    }
+    assert_out(&srun(&cluster, "--container=mine.sqsh", "cat /again /killed /new0"), 0, "again\nkilled\n0\n");
+    let missing = srun(&cluster, "--container=mine.sqsh --container-save=other.sqsh", "nosuch");
+    assert_failed(&missing, 127, "nosuch: no such program in the container");
+    assert_out(&cluster.run("ls -A | grep -v -e '^\\.bash' -e '^\\.profile'"), 0, "mine.sqsh\n");
+    assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
+}
+
+#[test]
+fn the_image_runs_as_the_original_does() {
+    for release in [Release::Slurm22_05, Release::Slurm24_11] {
+        let cluster = with_images(one_node(release, "saved-image"));
+        let tree = ImageTree::busybox().unwrap();
+        let config = r#"{"config": {"Env": ["PATH=/opt/bin:/bin", "FROM_IMAGE=yes"], "Entrypoint": ["/bin/echo", "entry"], "WorkingDir": "/var"}}"#;
+        tree.file(".mizzen/config.json", config).unwrap();
+        // As distributions have it: not even its owner may read it.
+        tree.file("etc/shadow", "secret\n").unwrap();
+        let mode =
+            std::process::Command::new("chmod").arg("0000").arg(tree.path("etc/shadow")).status().unwrap();
+        assert!(mode.success());
+        cluster.share("oci.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+        let save = srun(&cluster, "--container=/shared/oci.sqsh --container-save=oci.sqsh", "touch /x");
+        assert_eq!(save.code, 0, "{}", save.text());
+        let run = srun(&cluster, "--container=oci.sqsh --container-entrypoint", "word");
+        assert_out(&run, 0, "entry word\n");
+        let run = srun(
+            &cluster,
+            "--container=oci.sqsh --no-container-mount-home",
+            "sh -c 'echo $FROM_IMAGE; ls -l /etc/shadow | cut -c1-10'",
+        );
+        assert_out(&run, 0, "yes\n----------\n");
+        let shadow = cluster.run("mizzen run --remap-root oci.sqsh cat /etc/shadow");
+        assert_out(&shadow, 0, "secret\n");
+        // By hand; and of what is not changed.
+        let by_hand =
+            cluster.run("mizzen run --save hand.sqsh /shared/a.sqsh sh -c 'echo $$ > /pid; exit 3'");
+        assert_failed(&by_hand, 3, "mizzen: note: exported the container to /home/alice/hand.sqsh, ");
+        assert_out(&cluster.run("mizzen run hand.sqsh sh -c '[ -s /pid ] && cat /image'"), 0, "a\n");
+        // A batch script's own container; not those of its steps.
+        let batch = cluster.run(
+            "printf '#!/bin/sh\\necho script > /s; srun -Q sh -c \"echo step > /t\"\\n' > job; \
+             sbatch --wait -Q -o out --container-image=/shared/a.sqsh --container-save=batch.sqsh job; cat out; \
+             mizzen run batch.sqsh sh -c 'cat /s; ls /t'",
+        );
+        assert_eq!(
+            batch.stdout.matches("exported the container to /home/alice/batch.sqsh").count(),
+            1,
+            "{}",
+            batch.text()
+        );
+        assert!(batch.stdout.ends_with("script\n"), "{}", batch.text());
+        let signalled = cluster.run(
+            "srun -Q --container=/shared/a.sqsh --container-save=signal.sqsh sh -c 'trap \"echo got > /got; exit 4\" USR1; \
+             echo ready > /tmp/ready; while :; do sleep 0.1; done' & \
+             until [ -e /tmp/ready ] || ls /proc/*/root/tmp/ready >/dev/null 2>&1; do sleep 0.1; done; sleep 1; \
+             scancel --signal=USR1 $(squeue -h -o %A).0; wait $!; echo $?; mizzen run signal.sqsh cat /got",
+        );
+        assert_out(&signalled, 0, "4\ngot\n");
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_is_told_before() {
+    let cluster = with_images(Spec { nodes: 2, ..one_node(Release::Slurm22_05, "unsaved") });
+    cluster.run("mkdir directory; echo old > old.sqsh");
+    let program = "touch /shared/marker";
+    for (options, message, hint) in [
+        // "target is a directory: error"
+        (
+            "--container-save=directory",
+            "--container-save: /home/alice/directory: is a directory",
+            "name a file in it",
+        ),
+        (
+            "--container-save=directory/",
+            "--container-save: /home/alice/directory/: is a directory",
+            "name a file in it",
+        ),
+        (
+            "--container-save=/usr/x.sqsh",
+            "--container-save: /usr: Permission denied",
+            "nobody but you can make a file",
+        ),
+        (
+            "--container-readonly --container-save=x.sqsh",
+            "--container-save: nothing can change in a container that is read-only",
+            "leave --container-readonly out",
+        ),
+    ] {
+        let refused = srun(
+            &cluster,
+            &format!("--container=/shared/a.sqsh --container-mounts=/shared {options}"),
+            program,
+        );
+        assert_told(&refused, 125, message, hint);
+    }
+    let missing = srun(&cluster, "--container=/shared/a.sqsh --container-save=/nosuch/x.sqsh", program);
+    assert_failed(&missing, 125, "--container-save: /nosuch: No such file or directory");
+    let empty = srun(&cluster, "--container=/shared/a.sqsh --container-save=", program);
+    assert_failed(&empty, 1, "--container-save: \"\" is not the name of a file");
+    let nodes = srun(&cluster, "-N2 --container=/shared/a.sqsh --container-save=/shared/x.sqsh", program);
+    assert_eq!(nodes.code, 125, "{}", nodes.text());
+    assert!(
+        nodes.stderr.contains("--container-save: /shared/x.sqsh: every node of the step would write it"),
+        "{}",
+        nodes.text()
+    );
+    let script = cluster.run(
+        "sbatch --wait -Q -o out --container=/shared/a.sqsh --no-container-script --container-save=x.sqsh --wrap 'touch /shared/marker'; cat out",
+    );
+    assert!(
+        script.stdout.contains("--container-save: the script runs on the node, not in the container"),
+        "{}",
+        script.text()
+    );
+    assert_out(&cluster.run("ls /shared/marker"), 2, "");
+    cluster.run_as_root("mkdir -m 1777 /shared/images");
+    let each = srun(
+        &cluster,
+        "-N2 --container=/shared/a.sqsh --container-save=/shared/images/%N.sqsh",
+        "sh -c 'hostname > /host'",
+    );
+    assert_eq!(each.code, 0, "{}", each.text());
+    let both = cluster.run("for i in node1 node2; do mizzen run /shared/images/$i.sqsh cat /host; done");
+    assert_out(&both, 0, "node1\nnode2\n");
+}
+
+/// "loses nothing that was there before"
+#[test]
+fn a_save_that_fails_loses_nothing() {
+    let cluster = with_images(one_node(Release::Slurm22_05, "failed-save"));
+    let full = "mkdir /shared/small && mount -t tmpfs -o size=3m,mode=1777 small /shared/small && mount --make-shared /shared/small";
+    cluster.run_on("node1", User::Root, full);
+    let on_node = |script: &str| cluster.run_on("node1", User::Alice, script);
+    on_node("echo old > /shared/small/x.sqsh");
+    let random = "sh -c 'dd if=/dev/urandom of=/big bs=1M count=8 2>/dev/null'";
+    let failed = srun(&cluster, "--container=/shared/a.sqsh --container-save=/shared/small/x.sqsh", random);
+    assert_failed(&failed, 125, "mizzen: node1: --container-save: /shared/small/x.sqsh: ");
+    assert!(failed.stderr.contains("No space left on device"), "{}", failed.text());
+    assert_out(&on_node("cat /shared/small/x.sqsh; ls -A /shared/small"), 0, "old\nx.sqsh\n");
+    // Ended in the middle, at any moment, in an orderly way or not.
+    let size = count(300, 1000);
+    cluster.run("echo old > kept.sqsh");
+    for run in 0..count(4, 20) {
+        let how = if run % 2 == 0 { "scancel -u alice" } else { "scancel --signal=KILL -u alice" };
+        let cancelled = cluster.run(&format!(
+            "srun -Q --container=/shared/a.sqsh --container-save=kept.sqsh \
+             sh -c 'dd if=/dev/urandom of=/big bs=1M count={size} 2>/dev/null' & \
+             for i in $(seq 300); do pgrep -f -- --save-as >/dev/null && break; sleep 0.05; done; pgrep -f -- --save-as >/dev/null; echo saving $?; \
+             sleep 0.{run}; {how}; wait; cat kept.sqsh; \
+             for i in $(seq 100); do pgrep mizzen >/dev/null || break; sleep 0.1; done; ls -A | grep -e kept -e tmp"
+        ));
+        assert_out(&cancelled, 0, "saving 0\nold\nkept.sqsh\n");
+    }
+    // What ends a step before it has ended by itself is not saved.
+    let early = cluster.run(
+        "srun -Q --container=/shared/a.sqsh --container-save=kept.sqsh sh -c 'echo x > /x; sleep 60' & sleep 2; scancel -u alice; wait; cat kept.sqsh",
+    );
+    assert_out(&early, 0, "old\n");
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+}
+
+#[test]
+fn a_named_container_is_saved_too() {
+    let toml = Some("stage_directory = \"/disk\"\n".to_owned());
+    let cluster = with_images(Spec { mizzen_toml: toml, ..one_node(Release::Slurm24_11, "save-named") });
+    cluster.run_on("node1", User::Root, "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk");
+    let job = cluster.run(
+        "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; srun -Q --container-image=/shared/a.sqsh --container-name=dev touch /one; \
+         srun -Q --container-name=dev --container-save=dev.sqsh touch /two; srun -Q --container=dev.sqsh ls /one /two /image'",
+    );
+    assert_out(&job, 0, "/image\n/one\n/two\n");
+    assert_failed(&job, 0, "exported the container to /home/alice/dev.sqsh, ");
+}
