@@ -251,7 +251,7 @@ fn a_failure_of_all_ranks_is_told_once() {
     let cluster = with_busybox("share-failures");
     let empty = Emptiness::of(&cluster, &["node1"]);
     let broken = ranks(&cluster, "ranks 4 mizzen run -m /nowhere /shared/bb.sqsh true");
-    assert_failed(&broken, 125, "mizzen: --mount: /nowhere: ");
+    assert_failed(&broken, 125, "mizzen: --mount: source path does not exist: /nowhere");
     // The first of them is inside for a while, so that all are in one container.
     let missing = ranks(
         &cluster,

@@ -45,7 +45,7 @@ fn the_image_runs_as_the_original_does() {
     for release in [Release::Slurm22_05, Release::Slurm24_11] {
         let cluster = with_images(one_node(release, "saved-image"));
         let tree = ImageTree::busybox().unwrap();
-        let config = r#"{"config": {"Env": ["PATH=/opt/bin:/bin", "FROM_IMAGE=yes"], "Entrypoint": ["/bin/echo", "entry"], "WorkingDir": "/var"}}"#;
+        let config = r#"{"config": {"Env": ["PATH=/opt/bin:/bin", "FROM_IMAGE=yes"], "Entrypoint": ["/bin/env", "ENTRY=yes"], "WorkingDir": "/var"}}"#;
         tree.file(".mizzen/config.json", config).unwrap();
         // As distributions have it: not even its owner may read it.
         tree.file("etc/shadow", "secret\n").unwrap();
@@ -55,8 +55,8 @@ fn the_image_runs_as_the_original_does() {
         cluster.share("oci.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
         let save = srun(&cluster, "--container=/shared/oci.sqsh --container-save=oci.sqsh", "touch /x");
         assert_eq!(save.code, 0, "{}", save.text());
-        let run = srun(&cluster, "--container=oci.sqsh --container-entrypoint", "word");
-        assert_out(&run, 0, "entry word\n");
+        let run = srun(&cluster, "--container=oci.sqsh --container-entrypoint", "sh -c 'echo $ENTRY'");
+        assert_out(&run, 0, "yes\n");
         let run = srun(
             &cluster,
             "--container=oci.sqsh --no-container-mount-home",
