@@ -28,6 +28,7 @@ local function wants_container(job_desc)
     local environment = job_desc.environment or {}
     return job_desc.container or environment.SLURM_MIZZEN_REQUEST or environment.SLURM_CONTAINER
         or environment.MIZZEN_CONTAINER or environment.MIZZEN_CONTAINER_IMAGE
+        or environment.MIZZEN_ENVIRONMENT or environment.MIZZEN_EDF
 end
 
 local function has_feature(words)

@@ -21,7 +21,13 @@ pub fn scrontab_option(script: &[u8], slurms_own: bool) -> Option<String> {
     let names = words.map(|word| word.split(|byte| *byte == b'=').next().unwrap_or_default());
     let ours = |name: &&[u8]| match *name {
         b"--container" => !slurms_own,
-        name => name.starts_with(b"--container-") || name.starts_with(b"--no-container-"),
+        name => {
+            // Slurm takes any beginning of a name that no other option has.
+            let names_a_file =
+                [b"--environment".as_slice(), b"--edf"].iter().any(|full| full.starts_with(name));
+            let is_setting = name.starts_with(b"--container-") || name.starts_with(b"--no-container-");
+            is_setting || names_a_file && name.len() > b"--e".len()
+        }
     };
     names.into_iter().find(ours).map(|name| String::from_utf8_lossy(name).into_owned())
 }
@@ -52,7 +58,11 @@ mod tests {
             ("#SCRON -n2\n#SCRON --container-image /a", Some("--container-image")),
             ("#SCRON --no-container-script", Some("--no-container-script")),
             ("\x0b#SCRON -n1\x0b--container-image=/a", Some("--container-image")),
+            ("#SCRON --environment=torch", Some("--environment")),
+            ("#SCRON -n1 --env torch", Some("--env")),
+            ("#SCRON --edf=torch", Some("--edf")),
             ("#SCRON --contiguous", None),
+            ("#SCRON --error=x --exclusive -- -e x --e --", None),
             ("srun --container=/a x", None),
         ] {
             assert_eq!(scrontab_option(script(line).as_bytes(), false).as_deref(), found, "{line}");

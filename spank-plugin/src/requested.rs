@@ -8,7 +8,7 @@
 //!    without it, and newer than any request that the client has inherited;
 //! 3. the request in its usual variable, from the client or handed down by the enclosing job;
 //! 4. an option, or a variable MIZZEN_CONTAINER…, of which no client has made a request: mizzen was not active where the
-//!    job was submitted.
+//!    job was submitted. An environment file is refused then: nobody has read it, and nodes do not.
 
 use mizzen_core::request::{LIMIT, SUBMITTED_VARIABLE, VARIABLE, unread_environment};
 use mizzen_core::{Failure, Request, Settings};

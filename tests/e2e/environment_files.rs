@@ -490,6 +490,8 @@ fn nodes_read_no_files(release: Release) {
     for (variables, options, name) in [
         ("MIZZEN_ENVIRONMENT=/shared/e.toml", "", "MIZZEN_ENVIRONMENT"),
         ("MIZZEN_EDF=e", "", "MIZZEN_EDF"),
+        // An option that somebody has put into the environment past srun.
+        ("_SLURM_SPANK_OPTION_mizzen_environment=/shared/e.toml", "", "--environment"),
         ("MIZZEN_CONTAINER=/shared/e.toml", "", "MIZZEN_CONTAINER"),
         ("", "--container=/shared/e.toml", "--container"),
     ] {

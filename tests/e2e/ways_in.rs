@@ -283,18 +283,19 @@ fn crontabs_cannot_ask_for_a_container() {
         let_slurm_log_in(&cluster, &["node1"]);
         let table = "#SCRON --container=/shared/a.sqsh -n1 -o out.0\n* * * * * touch /shared/marker\n\
                      #SCRON -n1 -o out.1\n#SCRON --container-image=/shared/a.sqsh\n* * * * * touch /shared/marker\n\
-                     #SCRON -n1 -o out.2\n* * * * * hostname; srun -Q --container=/shared/a.sqsh cat /image; touch done\n";
+                     #SCRON -n1 -o out.2 --environment=a\n* * * * * touch /shared/marker\n\
+                     #SCRON -n1 -o out.3\n* * * * * hostname; srun -Q --container=/shared/a.sqsh cat /image; touch done\n";
         let made = cluster.run(&format!("printf '{table}' > table; scrontab table; squeue -h | wc -l"));
-        assert_out(&made, 0, "3\n");
+        assert_out(&made, 0, "4\n");
         cluster
     });
     for cluster in clusters {
-        let wait =
-            "for i in $(seq 50); do [ -e done -a -s out.0 -a -s out.1 ] && exit; sleep 1; done; exit 1";
+        let wait = "for i in $(seq 50); do [ -e done -a -s out.0 -a -s out.1 -a -s out.2 ] && exit; sleep 1; done; exit 1";
         let began = cluster.run(wait).code == 0 || cluster.run(wait).code == 0;
         assert!(began, "{}: {}", cluster.release(), cluster.run("squeue; ls").text());
         let printed = |number: u32| cluster.run(&format!("cat out.{number}"));
-        for (number, option) in ["--container", "--container-image"].into_iter().enumerate() {
+        for (number, option) in ["--container", "--container-image", "--environment"].into_iter().enumerate()
+        {
             let refused = printed(u32::try_from(number).unwrap());
             let message = format!("mizzen: node1: #SCRON {option}: scrontab does not hand it on to mizzen");
             assert_eq!(
@@ -305,7 +306,7 @@ fn crontabs_cannot_ask_for_a_container() {
                 refused.text()
             );
         }
-        assert_out(&printed(2), 0, "node1\na\n");
+        assert_out(&printed(3), 0, "node1\na\n");
         assert_eq!(cluster.run("scrontab -r; ls /shared/marker").stdout, "", "{}", cluster.release());
     }
 }
