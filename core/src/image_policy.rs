@@ -183,9 +183,14 @@ impl ImagePolicy {
         // Its path is text from another mount namespace, which means nothing here.
         let server = FsServer::of(file);
         if server == FsServer::Unknown {
-            let rule = if self.folders.is_some() { "folders" } else { "owners" };
-            return Err(refused(rule, "a file of another mount namespace")
-                .hint("name the file by its path, and not by one of another process (/proc/PID/root)"));
+            let what = "a file of another mount namespace";
+            let failure = match self.folders {
+                Some(_) => refused("folders", what),
+                None => refused("owners", what),
+            };
+            return Err(
+                failure.hint("name the file by its path, and not by one of another process (/proc/PID/root)")
+            );
         }
         if self.folders.is_some() {
             let path = image::real_path(file).map_err(unknown)?;
