@@ -115,6 +115,7 @@ run_pages! {
     admins "docs/admins.md";
     coming_from "docs/coming-from.md";
     faq "docs/faq.md";
+    from_pyxis "docs/from-pyxis.md";
     gpu_and_fabric "docs/gpu-and-fabric.md";
     images "docs/images.md";
     quick_start "docs/quick-start.md";
