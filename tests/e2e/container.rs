@@ -249,7 +249,7 @@ fn mounts_are_made_as_asked() {
         ),
         ("-m /tmp/data:/x:squashfs", "--mount: /tmp/data: not a file"),
         ("-m a:b:c:d", "more than three parts"),
-        ("--unshare moon", "--unshare: no namespace \"moon\""),
+        ("--unshare moon", "--unshare: unknown namespace 'moon'"),
         ("-e =x", "--env: \"=…\": the name is empty"),
         ("--env-file /no/such", "--env-file: /no/such: No such file or directory"),
         ("-w /no/such", "cannot start in /no/such (--workdir): No such file or directory"),

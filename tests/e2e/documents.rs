@@ -116,6 +116,7 @@ run_pages! {
     coming_from "docs/coming-from.md";
     environment_files "docs/environment-files.md";
     faq "docs/faq.md";
+    from_pyxis "docs/from-pyxis.md";
     gpu_and_fabric "docs/gpu-and-fabric.md";
     images "docs/images.md";
     quick_start "docs/quick-start.md";

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use mizzen_tests::check::{assert_failed, assert_out, assert_told, one_node};
+use mizzen_tests::check::{Emptiness, assert_failed, assert_out, assert_told, one_node};
 use mizzen_tests::images::{self, ImageTree};
 use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
@@ -171,6 +171,9 @@ fn the_entrypoint_runs_once_on_a_node(release: Release) {
     let workdir = srun(&cluster, "--container-entrypoint --container-workdir=/etc", "pwd");
     assert_out(&workdir, 0, "/etc\n");
     assert_out(&srun(&cluster, "--no-container-entrypoint", "sh -c 'echo [$FROM_ENTRYPOINT]'"), 0, "[]\n");
+    // "a missing one: `No such file or directory`"
+    let missing = srun(&cluster, "--container-workdir=/nosuch", "true");
+    assert_failed(&missing, 125, "cannot start in /nosuch (--container-workdir): No such file or directory");
     // A batch script and its steps.
     let batch = cluster.run(
         "sbatch --wait --quiet --output=out --container-image=/shared/i.sqsh --container-entrypoint -n2 -N1 \
@@ -414,6 +417,25 @@ fn root_inside_installs_packages(release: Release) {
         "{}",
         user.text()
     );
+}
+
+/// Whoever waits is told what for, and can end it.
+#[test]
+fn an_entrypoint_that_does_not_end_is_named_and_can_be_cancelled() {
+    let cluster = start(one_node(Release::Slurm24_11, "pyxis-slow"));
+    let tree = ImageTree::busybox().unwrap();
+    tree.file(".mizzen/config.json", r#"{"config": {"Entrypoint": ["/slow.sh"]}}"#).unwrap();
+    tree.program("slow.sh", "#!/bin/sh\nsleep 1000\nexec \"$@\"\n").unwrap();
+    cluster.share("slow.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    let told = cluster.run(
+        "srun -n2 --container-entrypoint --container-image=/shared/slow.sqsh touch /shared/marker 2> told & \
+         for i in $(seq 450); do grep -q 'has not ended' told && break; sleep 0.1; done; scancel -u alice; wait; cat told; rm told",
+    );
+    let note = "mizzen: note: node1: the image's entrypoint /slow.sh has not ended after 30 s; the tasks wait for it\n";
+    assert_eq!(told.stdout.matches(note).count(), 1, "{}", told.text());
+    empty.assert_again(&cluster, "cancelled in the entrypoint");
+    assert_out(&cluster.run("ls /shared | grep -c marker"), 1, "0\n");
 }
 
 /// "where mizzen differs on purpose, docs say so, and `compatible = "pyxis"` switches over."

@@ -24,6 +24,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout};
@@ -179,6 +180,8 @@ impl Files {
 
     /// The child: returns only if it cannot be executed.
     fn become_entrypoint(&self, program: &Program, logged: bool) -> i32 {
+        // It ends with the task that waits for it; services that it has started end with the step.
+        let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
         let redirected = File::open("/dev/null").and_then(|null| {
             dup2_stdin(&null)?;
             if !logged {
