@@ -195,9 +195,9 @@ pub fn import(args: &ImportArgs, config: &Config) -> Result<Imported, Failure> {
 
 /// `--container-save`: what is below a directory becomes an image. Runs in the container, with nothing of the host but the
 /// directory of the file, which is the current one.
-pub fn save(source: &OsStr, output: &Path, title: &Path) -> Result<ImportedFile, Failure> {
+pub fn save(source: &OsStr, output: &Path, title: &Path, speaks: bool) -> Result<ImportedFile, Failure> {
     let file = OutputFile::create(output, Existing::Replace)?;
-    let bars = Bars::of(format!("{}: saving", shown(title)), true);
+    let bars = Bars::of(format!("{}: saving", shown(title)), speaks);
     let compressors =
         Compressors::new(Options::default()).map_err(|error| Failure::new(error.to_string()))?;
     let importer = Importer {

@@ -38,8 +38,8 @@ pub fn run_process() -> ExitCode {
     }
     match cli.command {
         Command::Import(args) if args.for_slurm => answer(&args),
-        Command::Import(ImportArgs { save_as: Some(title), output: Some(output), source, .. }) => {
-            told(commands::save(&source, &output, &title).map(|saved| encode_saved(saved.size)))
+        Command::Import(ImportArgs { save_as: Some(title), output: Some(output), source, quiet, .. }) => {
+            told(commands::save(&source, &output, &title, !quiet).map(|saved| encode_saved(saved.size)))
         }
         Command::Import(args) => mizzen::ended(import(&args)),
         Command::Export(args) => mizzen::ended(config().and_then(|config| commands::export(&args, &config))),

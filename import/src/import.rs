@@ -104,7 +104,8 @@ impl Importer<'_> {
     /// Writes what is below a directory, which is called `name` in messages.
     pub fn import_directory(&self, path: &Path, name: &str, output: &File) -> Result<Imported, Failure> {
         let bar = self.bars.add(name, None);
-        let layer = convert_directory(path, name, self.scratch()?, &self.compressors)?;
+        let layer =
+            convert_directory(path, name, self.scratch()?, &self.compressors, &|bytes| bar.advance(bytes))?;
         bar.done("read");
         self.write(&[layer], None, output).map_err(not_again)?;
         self.finish(output, None)

@@ -135,6 +135,7 @@ fn run_in(
     save: Option<&SaveTarget>,
 ) -> Result<i32, Failure> {
     let environment = Host::detect().environment;
+    running.note.iter().for_each(|note| report_note(note));
     let (_, facts) = enter(running, options, reporter)?;
     let mut command = typed_command(options, &facts);
     if command.value.is_empty() {

@@ -35,9 +35,9 @@ fn keeps_what_steps_write(release: Release) {
          srun -Q --container-image=/shared/a.sqsh --container-name=dev sh -c \"mkdir -p /usr/lib/pkg; echo v1 > /usr/lib/pkg/version; \
            printf \\\"#!/bin/sh\\ncat /usr/lib/pkg/version /image\\n\\\" > /bin/tool; chmod 755 /bin/tool; rm /etc/os-release\"; \
          srun -Q -n4 --container-image=/shared/a.sqsh --container-name=dev sh -c \"echo \\$SLURM_PROCID > /usr/lib/pkg/\\$SLURM_PROCID\"; \
-         srun -Q --container-name=dev sh -c \"tool; cat /usr/lib/pkg/[0-3]; ls /etc/os-release || echo removed\" 2>&1'",
+         srun -Q --container-name=dev sh -c \"tool; cat /usr/lib/pkg/[0-3]; [ -e /etc/os-release ] || echo removed\" 2>&1'",
     );
-    assert_out(&job, 0, "v1\na\n0\n1\n2\n3\nls: /etc/os-release: No such file or directory\nremoved\n");
+    assert_out(&job, 0, "v1\na\n0\n1\n2\n3\nremoved\n");
     assert_eq!(job.stderr, "", "{release}");
     // Without the name nothing of it is there.
     assert_failed(&cluster.run("srun -Q --container=/shared/a.sqsh tool"), 127, "tool: no such program");
@@ -266,6 +266,23 @@ fn a_container_goes_on_without_the_step_that_has_started_it() {
     }
     let left = on_node(&cluster, "for i in $(seq 50); do pgrep mizzen || exit 0; sleep 0.1; done; exit 1");
     assert_eq!(left.code, 0, "{}", left.text());
+}
+
+/// The same by Slurm itself, which ends everything in the cgroup of the first step.
+#[test]
+fn a_step_goes_on_when_slurm_has_ended_the_one_before_it() {
+    let mizzen_toml = Some("stage_directory = \"/disk\"\n".to_owned());
+    let spec = one_node(Release::Slurm22_05, "steps-in-cgroups");
+    let cluster = with_images(Spec { mizzen_toml, cgroup_v1: true, ..spec });
+    let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
+    assert_eq!(cluster.run_on("node1", User::Root, disk).code, 0);
+    let job = cluster.run(
+        "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --overlap --container-image=/shared/a.sqsh --container-name=x sleep 2.5 & \
+         sleep 1.2; srun -Q --overlap --container-name=x sh -c \"ps | grep -c {[m]izzen-fuse}; sleep 4; ps | grep -c {[m]izzen-fuse}; \
+           for i in /bin/*; do cat \\$i; done | md5sum | wc -l; echo y > /y\"; wait; srun -Q --container-name=x cat /y'",
+    );
+    assert_out(&job, 0, "2\n1\n1\ny\n");
 }
 
 #[test]

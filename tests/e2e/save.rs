@@ -83,13 +83,22 @@ fn the_image_runs_as_the_original_does() {
             batch.text()
         );
         assert!(batch.stdout.ends_with("script\n"), "{}", batch.text());
-        let signalled = cluster.run(
-            "srun -Q --container=/shared/a.sqsh --container-save=signal.sqsh sh -c 'trap \"echo got > /got; exit 4\" USR1; \
-             echo ready > /tmp/ready; while :; do sleep 0.1; done' & \
-             until [ -e /tmp/ready ] || ls /proc/*/root/tmp/ready >/dev/null 2>&1; do sleep 0.1; done; sleep 1; \
-             scancel --signal=USR1 $(squeue -h -o %A).0; wait $!; echo $?; mizzen run signal.sqsh cat /got",
+    }
+}
+
+/// Whether Slurm sends them to all processes of a step or, with proctrack/cgroup, to its tasks alone.
+#[test]
+fn a_program_gets_every_signal_once() {
+    for cgroup_v1 in [false, true] {
+        let spec = one_node(Release::Slurm22_05, if cgroup_v1 { "save-cgroup" } else { "save-linuxproc" });
+        let cluster = with_images(Spec { cgroup_v1, ..spec });
+        let run = cluster.run(
+            "srun -Q --container=/shared/a.sqsh --container-save=signal.sqsh sh -c 'trap \"echo got >> /got\" USR1; \
+             touch ready; for i in $(seq 50); do sleep 0.1; done; exit 4' & \
+             until [ -e ready ]; do sleep 0.1; done; sleep 0.5; scancel --signal=USR1 $(squeue -h -o %A).0; wait $!; echo $?; \
+             mizzen run signal.sqsh cat /got",
         );
-        assert_out(&signalled, 0, "4\ngot\n");
+        assert_out(&run, 0, "4\ngot\n");
     }
 }
 

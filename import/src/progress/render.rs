@@ -78,7 +78,10 @@ pub fn sum(states: &[State], elapsed: Duration) -> String {
         }
         None => megabytes(done),
     };
-    format!("{bytes} ({rate:.0} MB/s), {ended} of {} layers done", states.len())
+    // A directory, or a container that is saved, has none.
+    let layers =
+        if states.len() == 1 { String::new() } else { format!(", {ended} of {} layers done", states.len()) };
+    format!("{bytes} ({rate:.0} MB/s){layers}")
 }
 
 /// What a terminal shows, and how it is replaced.
@@ -205,6 +208,7 @@ mod tests {
         assert_eq!(sum(&states, second), "28 %, 60.0 MB of 210.0 MB (60 MB/s), 2 of 4 layers done");
         let unknown = [state("a", None, 5_000_000, None), state("b", Some(9), 0, None)];
         assert_eq!(sum(&unknown, second), "5.0 MB (5 MB/s), 0 of 2 layers done");
+        assert_eq!(sum(&unknown[..1], second), "5.0 MB (5 MB/s)");
         assert_eq!(sum(&[], second), "0.0 MB (0 MB/s), 0 of 0 layers done");
         let more = [state("a", Some(5), 500, None)];
         assert!(sum(&more, Duration::ZERO).starts_with("100 %"), "a registry that sends more than it says");

@@ -15,11 +15,13 @@ use crate::tar::EntryKind;
 use crate::whiteout::clean_path;
 
 /// Converts what is below a directory, which is called `name` in messages, into `out`, an empty file that can be read.
+/// `progress` is told the size of each file.
 pub fn convert_directory(
     root: &Path,
     name: &str,
     out: File,
     compressors: &Compressors,
+    progress: &dyn Fn(u64),
 ) -> Result<Layer, Failure> {
     let about = |failure: Failure| failure.about(name);
     let mut layer = LayerWriter::new(out, compressors)?;
@@ -27,7 +29,9 @@ pub fn convert_directory(
     let mut links = HashMap::new();
     let mut walk = Walk::new(root, &[]).map_err(about)?;
     while let Some(found) = walk.next().map_err(about)? {
+        let size = found.entry.size;
         add(found, &mut layer, &mut links).map_err(about)?;
+        progress(size);
     }
     layer.finish()
 }

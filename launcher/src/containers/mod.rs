@@ -30,12 +30,12 @@ use std::path::PathBuf;
 
 use mizzen_core::Failure;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{ContainerName, NameMode};
+use mizzen_core::settings::{ContainerName, Key, NameMode};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 use crate::image::Loaded;
-use crate::options::RunOptions;
+use crate::options::{Origin, RunOptions};
 use crate::plan::{Facts, NamedRoot, Plan};
 use crate::remove_tree;
 use crate::sandbox::{Namespaces, Owner, ServerLock};
@@ -75,6 +75,8 @@ pub struct Running {
     /// Whose file server serves it.
     pub server_lock: ServerLock,
     started: Started,
+    /// What the user should know.
+    pub note: Option<String>,
 }
 
 /// The right to start a container, which nobody else has as long as this lives.
@@ -83,6 +85,8 @@ pub struct Claim {
     scope: ScopeDirectory,
     name: String,
     record: Option<Record>,
+    /// What the user mounts in it.
+    mounts: String,
     /// What the user should know.
     pub note: Option<String>,
 }
@@ -117,8 +121,13 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         (_, Some(record), Some(namespaces)) => {
             let server_lock = ServerLock(scope.path.join(scope::server_lock(text)));
             let started = Started::read(&scope, text)?;
+            let mounts = user_mounts(options);
+            let note = (!mounts.is_empty() && mounts != started.mounts).then(|| {
+                let option = options.user().name_of(Key::Mounts);
+                format!("the container \"{text}\" runs with other mounts, so {option} does not hold")
+            });
             options.image = record.image()?;
-            Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, started }))))
+            Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, started, note }))))
         }
         (NameMode::Auto | NameMode::Exec, None, _)
             if name.step().is_some_and(|step| step_process(step).is_some()) =>
@@ -132,7 +141,8 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         }
         (_, None, _) if options.image == ImageSource::Recorded => Err(missing(text)),
         (_, _, _) => {
-            let mut claim = Claim { lock, scope, name: text.clone(), record, note: None };
+            let mounts = user_mounts(options);
+            let mut claim = Claim { lock, scope, name: text.clone(), record, mounts, note: None };
             let (image, note) = claim.image(&options.image)?;
             options.image = image;
             claim.note = note;
@@ -155,6 +165,13 @@ pub fn look(options: &mut RunOptions) -> Result<Option<NamedRoot>, Failure> {
         return Err(missing(&name.name));
     }
     Ok(Some(root))
+}
+
+/// What the user has mounted, as the option says it.
+fn user_mounts(options: &RunOptions) -> String {
+    let own = options.mounts.iter().filter(|(_, origin)| *origin != Origin::Site);
+    let texts: Vec<Vec<u8>> = own.map(|(mount, _)| mount.to_text()).collect();
+    String::from_utf8_lossy(&texts.join(&b',')).into_owned()
 }
 
 fn missing(name: &str) -> Failure {
@@ -239,8 +256,9 @@ impl Claim {
 
     /// It runs: others may enter from now on.
     pub fn started(self, plan: &Plan) {
+        let mounts = self.mounts.clone();
         let directory = remove_tree::open_directory(self.scope.dir.as_fd(), OsStr::new(&self.name));
-        let written = directory.and_then(|directory| Started::new(plan).write(&directory));
+        let written = directory.and_then(|directory| Started::new(plan, mounts).write(&directory));
         written.or_debug("nobody can enter this container");
         // Explicitly: with a process id namespace another process has it open as well, as long as the container runs.
         let _ = flock(&self.lock, FlockOperation::Unlock);

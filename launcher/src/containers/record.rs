@@ -49,6 +49,8 @@ pub struct Started {
     pub uid: u32,
     /// The group.
     pub gid: u32,
+    /// What the user has mounted in it, as the option says it.
+    pub mounts: String,
 }
 
 impl Record {
@@ -57,7 +59,7 @@ impl Record {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
             .map_err(|error| Failure::caused_by("cannot number a new container", error))?;
         let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
-        Ok(Record { id: id.trim().to_owned(), image: image.to_text(), file: file_of(loaded), made })
+        Ok(Record { id: id.trim().to_owned(), image: image.to_text(), file: file_of(image, loaded), made })
     }
 
     /// That of the container of this name, if there is one.
@@ -87,7 +89,7 @@ impl Record {
 
     /// Whether the image is still what it was: an overlay over another one would show a mixture of both.
     pub fn check(&self, loaded: &Loaded) -> Result<(), Failure> {
-        match (self.file, file_of(loaded)) {
+        match (self.file, self.image().ok().and_then(|image| file_of(&image, loaded))) {
             (Some(made), Some(now)) if made != now => {
                 let image = shown(&loaded.opened.path);
                 Err(Failure::new(format!("{image} is another file than the one that it was made from")).hint(
@@ -100,8 +102,8 @@ impl Record {
 }
 
 /// What changes when somebody writes to the image's file, or puts another in its place. Of an image in a registry the name tells.
-fn file_of(loaded: &Loaded) -> Option<(u64, i64, i64)> {
-    if matches!(loaded.opened.kind, ImageKind::Directory) {
+fn file_of(image: &ImageSource, loaded: &Loaded) -> Option<(u64, i64, i64)> {
+    if image.reference().is_some() || matches!(loaded.opened.kind, ImageKind::Directory) {
         return None;
     }
     // The original, where a copy is used.
@@ -111,9 +113,9 @@ fn file_of(loaded: &Loaded) -> Option<(u64, i64, i64)> {
 
 impl Started {
     /// Of a container that has just been made as planned. What its programs are given beside is their own affair.
-    pub fn new(plan: &Plan) -> Started {
+    pub fn new(plan: &Plan, mounts: String) -> Started {
         let facts = Facts { environment: Vec::new(), ..plan.facts.clone() };
-        Started { facts, uid: plan.identity.inside_uid, gid: plan.identity.inside_gid }
+        Started { facts, uid: plan.identity.inside_uid, gid: plan.identity.inside_gid, mounts }
     }
 
     /// Of the last start of a container.

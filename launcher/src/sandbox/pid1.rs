@@ -9,7 +9,7 @@ use mizzen_core::failure::FailureKind;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 
-use super::wait::{wait_and_hand_on, watched_signals};
+use super::wait::{Waiting, wait_and_hand_on, watched_signals};
 use super::{Servers, enter_root, exec};
 use crate::plan::Plan;
 use crate::report::report;
@@ -30,7 +30,8 @@ pub fn run(plan: &Plan, servers: Servers) -> Result<i32, Failure> {
         init(plan, servers, &watched, &launcher_lives)
     };
     let child = sys::spawn_child(process_1).map_err(|error| failed("start process 1", error))?;
-    let ended = wait_and_hand_on(child, &watched, Some(child));
+    let waiting = Waiting { child, watched: &watched, only: Some(child), sends_to_all: None };
+    let ended = wait_and_hand_on(&waiting);
     ended.map(|(end, _)| end.code()).map_err(|error| failed("wait for the container", error))
 }
 
@@ -58,7 +59,8 @@ fn init(plan: &Plan, servers: Servers, watched: &SigSet, launcher_lives: &PipeRe
             sys::close_from(3);
             let _ = nix::sys::prctl::set_no_new_privs();
             let _ = sys::drop_capabilities();
-            wait_and_hand_on(program, watched, None).map_or(CANNOT_START, |(end, _)| end.code())
+            let waiting = Waiting { child: program, watched, only: None, sends_to_all: None };
+            wait_and_hand_on(&waiting).map_or(CANNOT_START, |(end, _)| end.code())
         }
         Err(error) => {
             report(&Failure::caused_by("cannot start the program", error));

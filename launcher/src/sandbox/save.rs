@@ -16,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::{FailureKind, quote};
-use mizzen_core::{Failure, importer};
+use mizzen_core::{Failure, SlurmConf, importer};
 use nix::fcntl::AtFlags as NixAtFlags;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, dup2_stdin, dup2_stdout, execveat, fchdir, geteuid, getpid, getppid};
@@ -26,9 +26,9 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::thread::{CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities};
 
 use super::exec::exec_program;
-use super::wait::{self, End};
+use super::wait::{self, End, Waiting};
 use crate::plan::Program;
-use crate::report::megabytes;
+use crate::report::{megabytes, speaks_for_step};
 use crate::sys;
 
 /// A failure that the program's process hands to the launcher is no longer.
@@ -50,6 +50,10 @@ pub struct SaveTarget {
     path: PathBuf,
     /// The program that writes it.
     writer: OwnedFd,
+    /// Whether slurmstepd sends signals to all processes of a step, and not to the tasks alone, as with proctrack/cgroup.
+    slurm_signals_all: bool,
+    /// Whether progress is shown.
+    speaks: bool,
 }
 
 /// How a program has ended whose container was to be saved.
@@ -84,7 +88,11 @@ impl SaveTarget {
             Failure::caused_by(format!("cannot find the importer: {}", shown(writer)), errno)
                 .hint("it writes images; `make install` and the package of mizzen put it there")
         })?;
-        Ok(SaveTarget { directory, name: name.to_owned(), path: path.to_owned(), writer })
+        let conf = SlurmConf::read(std::env::var_os("SLURM_CONF").map(PathBuf::from).as_deref());
+        let proctrack = conf.as_ref().and_then(|conf| conf.value("ProctrackType"));
+        let slurm_signals_all = proctrack.is_some_and(|plugin| plugin != "proctrack/cgroup");
+        let (name, path) = (name.to_owned(), path.to_owned());
+        Ok(SaveTarget { directory, name, path, writer, slurm_signals_all, speaks: speaks_for_step() })
     }
 
     /// Runs the program to its end, waits for the others, and saves the container. Fails where the program does not start.
@@ -109,6 +117,11 @@ impl SaveTarget {
         Ok(Saved { end, outcome: size.map(note) })
     }
 
+    fn wait_for(&self, child: Pid, watched: &SigSet) -> io::Result<(End, Option<Signal>)> {
+        let sends_to_all = self.slurm_signals_all.then(getppid);
+        wait::wait_and_hand_on(&Waiting { child, watched, only: Some(child), sends_to_all })
+    }
+
     fn shown(&self) -> String {
         quote(self.path.as_os_str().as_bytes())
     }
@@ -129,8 +142,7 @@ impl SaveTarget {
         drop(report);
         // It ends when the program has been executed.
         let text = read_answer(failure);
-        let ended = wait::wait_and_hand_on(child, watched, Some(child))
-            .map_err(|error| failed("wait for the program", error))?;
+        let ended = self.wait_for(child, watched).map_err(|error| failed("wait for the program", error))?;
         match text.is_empty() {
             true => Ok(ended),
             false => Err(Failure::decode(&text, FAILURE_LIMIT)),
@@ -155,8 +167,8 @@ impl SaveTarget {
         .map_err(|error| failed("start the importer", error))?;
         drop(to_parent);
         // The answer is short enough to lie in the pipe meanwhile.
-        let (end, _) = wait::wait_and_hand_on(child, watched, Some(child))
-            .map_err(|error| failed("wait for the importer", error))?;
+        let (end, _) =
+            self.wait_for(child, watched).map_err(|error| failed("wait for the importer", error))?;
         let text = read_answer(answer);
         match end {
             End::Exited(0) => importer::decode_saved(&text),
@@ -182,16 +194,18 @@ impl SaveTarget {
             let text = |bytes: &[u8]| CString::new(bytes).map_err(io::Error::from);
             let title = self.path.as_os_str().as_bytes();
             let source = format!("/proc/self/fd/{}", root.as_raw_fd());
-            let words = [
+            let mut words = vec![
                 text(b"mizzen")?,
                 text(importer::COMMAND.as_bytes())?,
                 text(importer::SAVE_AS.as_bytes())?,
                 text(title)?,
                 text(b"--output")?,
                 text(self.name.as_bytes())?,
-                text(b"--")?,
-                text(source.as_bytes())?,
             ];
+            if !self.speaks {
+                words.push(text(b"--quiet")?);
+            }
+            words.extend([text(b"--")?, text(source.as_bytes())?]);
             let terminal = std::env::var_os("TERM").unwrap_or_default();
             let variables = [text(&[b"TERM=", terminal.as_bytes()].concat())?];
             let _ = watched.thread_unblock();

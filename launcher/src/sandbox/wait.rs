@@ -9,7 +9,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::sys;
+use crate::sys::{self, Sender};
 
 /// Signals that are handed on to the program, unless they come from the terminal, which sends them to all.
 const HANDED_ON: [Signal; 8] = [
@@ -67,19 +67,29 @@ pub fn watched_signals() -> SigSet {
     set
 }
 
-/// Waits for `child`; tells how it has ended, and which signal was handed on last. `only` limits what is collected: process 1
-/// collects everything, others their child alone.
-pub fn wait_and_hand_on(
-    child: Pid,
-    watched: &SigSet,
-    only: Option<Pid>,
-) -> io::Result<(End, Option<Signal>)> {
-    let mut handed_on = None;
+/// Whom a process waits for.
+pub struct Waiting<'a> {
+    /// Its child, which gets the signals.
+    pub child: Pid,
+    /// Of [`watched_signals`], blocked.
+    pub watched: &'a SigSet,
+    /// What is collected: process 1 collects everything, others their child alone.
+    pub only: Option<Pid>,
+    /// Who sends signals to all processes itself.
+    pub sends_to_all: Option<Pid>,
+}
+
+/// Waits for a child; tells how it has ended, and which signal somebody has sent last.
+pub fn wait_and_hand_on(waiting: &Waiting) -> io::Result<(End, Option<Signal>)> {
+    let Waiting { child, watched, only, sends_to_all } = *waiting;
+    let mut sent = None;
     loop {
-        let (signal, from_kernel) = sys::wait_for_signal(watched)?;
+        let (signal, sender) = sys::wait_for_signal(watched)?;
         if signal != Signal::SIGCHLD {
-            handed_on = Some(signal);
-            match if from_kernel { Ok(()) } else { kill(child, signal) } {
+            let Sender::Process(sender) = sender else { continue };
+            sent = Some(signal);
+            let gets_it = sends_to_all.is_some_and(|all| all.as_raw() == sender);
+            match if gets_it { Ok(()) } else { kill(child, signal) } {
                 Ok(()) | Err(Errno::ESRCH) => continue,
                 Err(errno) => return Err(errno.into()),
             }
@@ -88,10 +98,10 @@ pub fn wait_and_hand_on(
             let ended = waitpid(only.unwrap_or(Pid::from_raw(-1)), Some(WaitPidFlag::WNOHANG));
             match ended {
                 Ok(WaitStatus::Exited(pid, code)) if pid == child => {
-                    return Ok((End::Exited(code), handed_on));
+                    return Ok((End::Exited(code), sent));
                 }
                 Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
-                    return Ok((End::Killed(signal), handed_on));
+                    return Ok((End::Killed(signal), sent));
                 }
                 Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => break,
                 Ok(_) => {}
@@ -101,12 +111,12 @@ pub fn wait_and_hand_on(
     }
 }
 
-/// A signal that has come since the last one was waited for.
+/// A signal that somebody has sent since the last one was waited for.
 pub fn pending(watched: &SigSet) -> Option<Signal> {
     let arrived = SignalFd::with_flags(watched, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).ok()?;
     while let Ok(Some(info)) = arrived.read_signal() {
         let signal = Signal::try_from(i32::try_from(info.ssi_signo).ok()?).ok()?;
-        if signal != Signal::SIGCHLD {
+        if signal != Signal::SIGCHLD && info.ssi_code != libc::SI_KERNEL {
             return Some(signal);
         }
     }

@@ -257,6 +257,7 @@ fn join_named(
         }
         Found::Running(running) => {
             let reporter = Box::new(StepReporter::new(handover, channel)?);
+            running.note.iter().for_each(|text| note(handover, text));
             pipeline::enter(*running, options, reporter)?
         }
         Found::Stopped(_) => return Err(Failure::new("the container does not run")),

@@ -212,16 +212,29 @@ impl Drop for FileMask {
     }
 }
 
-/// Waits for one of the blocked signals; tells whether the kernel sent it (as for a key on the terminal, which
-/// reaches all processes in the foreground) rather than a process.
-pub fn wait_for_signal(signals: &SigSet) -> io::Result<(Signal, bool)> {
+/// Who has sent a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// The kernel, as for a key on the terminal, which reaches all processes in the foreground.
+    Kernel,
+    /// A process.
+    Process(i32),
+}
+
+/// Waits for one of the blocked signals; tells who has sent it.
+pub fn wait_for_signal(signals: &SigSet) -> io::Result<(Signal, Sender)> {
     // SAFETY: a C structure of numbers for which zeros are valid.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     loop {
         // SAFETY: both pointers are to live structures of the right type.
         let number = unsafe { libc::sigwaitinfo(signals.as_ref(), &raw mut info) };
         if number >= 0 {
-            return Ok((Signal::try_from(number)?, info.si_code == libc::SI_KERNEL));
+            let sender = match info.si_code {
+                libc::SI_KERNEL => Sender::Kernel,
+                // SAFETY: sent by a process, or SIGCHLD: both have the number of one.
+                _ => Sender::Process(unsafe { info.si_pid() }),
+            };
+            return Ok((Signal::try_from(number)?, sender));
         }
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
