@@ -248,6 +248,7 @@ fn join_named(
     options: &RunOptions,
     environment: &[(OsString, OsString)],
 ) -> Result<Facts, Failure> {
+    let mut notes = Notes::new(handover);
     let (namespaces, facts) = match found {
         Found::Step(step) => {
             let (namespaces, mut facts) = join::open(&step, environment)
@@ -257,12 +258,12 @@ fn join_named(
         }
         Found::Running(running) => {
             let reporter = Box::new(StepReporter::new(handover, channel)?);
-            running.note.iter().for_each(|text| note(handover, text));
+            running.note.iter().cloned().for_each(|text| notes.tell(text));
             pipeline::enter(*running, options, reporter)?
         }
         Found::Stopped(_) => return Err(Failure::new("the container does not run")),
     };
-    channel.log_ready(&format!("entered: {}", log_name(&options.image, &facts)));
+    channel.log_ready(&notes.added_to(format!("entered: {}", log_name(&options.image, &facts))));
     if !matches!(handover.role, Role::Builder { alone: true, .. }) {
         channel.announce(&namespaces, &facts)?;
     }
