@@ -15,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
 use nix::sys::stat::{Mode, makedev};
+use nix::sys::statfs::fstatfs;
 use nix::unistd::geteuid;
 
 use crate::Failure;
@@ -23,6 +24,9 @@ use crate::mountinfo::{self, MountLine, mount_id};
 
 /// The kernel's limit.
 const LINKS: u32 = 40;
+
+/// What the kernel calls a file system that a process serves.
+const FUSE: u32 = 0x6573_5546;
 
 /// Who answers for what a file system says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +42,16 @@ pub enum FsServer {
 impl FsServer {
     /// Of the file system that an open file lies on.
     pub fn of(file: impl AsFd) -> FsServer {
-        let server = || -> io::Result<FsServer> { FsServer::of_mount(&mount_id(file)?) };
-        server().unwrap_or(FsServer::Unknown)
+        match mount_id(&file) {
+            Ok(id) => FsServer::of_mount(&id).unwrap_or(FsServer::Unknown),
+            // Without procfs nobody tells more than the kind of a file system.
+            Err(_) => match fstatfs(&file) {
+                // The type differs between C libraries.
+                #[allow(clippy::unnecessary_cast)]
+                Ok(found) if found.filesystem_type().0 as u32 != FUSE => FsServer::Root,
+                _ => FsServer::Unknown,
+            },
+        }
     }
 
     fn of_mount(id: &str) -> io::Result<FsServer> {
@@ -207,9 +219,9 @@ impl Step {
             opened => (opened?, true),
         };
         let mount = mount_id(&file).ok();
-        let is_same_mount = mount.is_some() && mount == self.mount;
+        let is_same_mount = mount == self.mount;
         // The mounts are read anew where another one begins.
-        let server = if is_same_mount { self.server } else { FsServer::of(&file) };
+        let server = if is_same_mount && mount.is_some() { self.server } else { FsServer::of(&file) };
         // On a link nothing can be mounted.
         if !is_directory && is_same_mount {
             match readlinkat(&file, "") {

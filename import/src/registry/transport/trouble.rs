@@ -243,7 +243,9 @@ mod tests {
             trouble.failure.message,
             "registry.test: cannot look up the name of the host (Name or service not known)"
         );
-        assert!(trouble.failure.hint.unwrap().starts_with("is the name right?"));
+        assert!(
+            trouble.failure.hint.unwrap().starts_with("a wrong name, or no way to the internet from here: ")
+        );
         assert_eq!(trouble.kind, TroubleKind::Unreachable);
         let address = ureq::Proxy::new("http://u:secret@proxy.test:3128").unwrap();
         let proxy = Proxy { variable: "HTTPS_PROXY", address };
