@@ -42,15 +42,21 @@ pub enum FsServer {
 impl FsServer {
     /// Of the file system that an open file lies on.
     pub fn of(file: impl AsFd) -> FsServer {
-        match mount_id(&file) {
-            Ok(id) => FsServer::of_mount(&id).unwrap_or(FsServer::Unknown),
+        FsServer::ask(&file).unwrap_or(FsServer::Unknown)
+    }
+
+    /// The same; fails where the kernel cannot be asked, as without a descriptor that is left.
+    fn ask(file: &impl AsFd) -> io::Result<FsServer> {
+        match mount_id(file) {
+            Ok(id) => FsServer::of_mount(&id),
             // Without procfs nobody tells more than the kind of a file system.
-            Err(_) => match fstatfs(&file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match fstatfs(file) {
                 // The type differs between C libraries.
                 #[allow(clippy::unnecessary_cast)]
-                Ok(found) if found.filesystem_type().0 as u32 != FUSE => FsServer::Root,
-                _ => FsServer::Unknown,
+                Ok(found) if found.filesystem_type().0 as u32 != FUSE => Ok(FsServer::Root),
+                _ => Ok(FsServer::Unknown),
             },
+            Err(error) => Err(error),
         }
     }
 
@@ -207,7 +213,8 @@ enum Entered {
 impl Step {
     fn start(path: &str) -> Result<Step, Errno> {
         let file = File::from(openat(AT_FDCWD, path, looking(), Mode::empty())?);
-        Ok(Step { mount: mount_id(&file).ok(), server: FsServer::of(&file), file })
+        let server = FsServer::ask(&file).map_err(errno)?;
+        Ok(Step { mount: mount_id(&file).ok(), server, file })
     }
 
     /// What has this name in this directory.
@@ -221,7 +228,10 @@ impl Step {
         let mount = mount_id(&file).ok();
         let is_same_mount = mount == self.mount;
         // The mounts are read anew where another one begins.
-        let server = if is_same_mount && mount.is_some() { self.server } else { FsServer::of(&file) };
+        let server = match is_same_mount && mount.is_some() {
+            true => self.server,
+            false => FsServer::ask(&file).map_err(errno)?,
+        };
         // On a link nothing can be mounted.
         if !is_directory && is_same_mount {
             match readlinkat(&file, "") {
@@ -232,6 +242,10 @@ impl Step {
         }
         Ok(Entered::Other(Step { file, mount, server }))
     }
+}
+
+fn errno(error: io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
 /// Opens nothing, follows nothing.
