@@ -130,7 +130,7 @@ fn ranks_of_their_own_lose_their_neighbours() {
 
 #[test]
 fn mpich_finds_its_process_manager() {
-    let cluster = start("mpiexec", 1);
+    let cluster = start("mpiexec", 2);
     assert_out(&cluster.run_on("node1", User::Root, "mkdir /image && mount --bind / /image"), 0, "");
     let mpiexec = |options: &str| {
         let script = format!(
@@ -149,6 +149,11 @@ fn mpich_finds_its_process_manager() {
         &format!("mpiexec.mpich -n 4 sh -c 'mizzen run /image sh -c \"{WHERE}; sleep 1\"; true'"),
     );
     assert_eq!(different(&places, 4), 1, "{}", places.text());
+    // In a job, over two nodes: its proxies are started by Slurm.
+    let job = "salloc --quiet -N2 -n4 --ntasks-per-node=2 bash -c 'mpiexec.mpich -n $SLURM_NTASKS -ppn 2 \
+               mizzen run /shared/bb.sqsh sh -c \"echo \\$(hostname) \\$(readlink /proc/self/ns/mnt); sleep 1\"'";
+    let places = cluster.run(job);
+    assert_eq!(different(&places, 4), 2, "{}", places.text());
 }
 
 /// Ranks that do not find each other are so many programs of one rank. The note comes before.
