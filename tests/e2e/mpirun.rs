@@ -6,12 +6,16 @@ use mizzen_tests::check::{
 };
 use mizzen_tests::images::{ImageTree, mpi, packed_once};
 use mizzen_tests::release::{mpirun_rootfs, trixie_mpi_rootfs};
-use mizzen_tests::{Cluster, Output, Spec, User};
+use mizzen_tests::{Cluster, Output, Release, Spec, User};
 
 /// A cluster whose machines have both MPIs, with the image /shared/bb.sqsh and the programs in Alice's home.
 fn start(name: &str, nodes: u32) -> Cluster {
-    let rootfs = Some(mpirun_rootfs().unwrap());
-    let cluster = start_with_busybox(Spec { nodes, rootfs, ..Cluster::spec(name) });
+    start_release(Release::Slurm22_05, name, nodes)
+}
+
+fn start_release(release: Release, name: &str, nodes: u32) -> Cluster {
+    let rootfs = Some(mpirun_rootfs(release).unwrap());
+    let cluster = start_with_busybox(Spec { release, nodes, rootfs, ..Cluster::spec(name) });
     for (file, text) in [
         ("allreduce.py", include_str!("mpi/allreduce.py")),
         ("neighbours.py", include_str!("mpi/neighbours.py")),
@@ -50,11 +54,25 @@ fn different(output: &Output, lines: usize) -> usize {
     output.stdout.lines().collect::<std::collections::BTreeSet<_>>().len()
 }
 
+/// Open MPI 4 on the nodes and in the image.
 #[test]
 fn ranks_on_two_nodes_compute_together() {
     let cluster = start("mpirun", 2);
     cluster.share("py.sqsh", &mpi().unwrap()).unwrap();
-    let empty = Emptiness::of(&cluster, &["node1", "node2"]);
+    compute_together(&cluster, "--mca orte_tmpdir_base /local");
+}
+
+/// Open MPI 5, whose daemons are other ones.
+#[test]
+fn ranks_of_a_newer_release_compute_together() {
+    let cluster = start_release(Release::Slurm24_11, "mpirun-24.11", 2);
+    cluster.share("py.sqsh", &packed_once(&trixie_mpi_rootfs().unwrap()).unwrap()).unwrap();
+    compute_together(&cluster, "--prtemca prte_tmpdir_base /local");
+}
+
+/// `elsewhere` is what tells mpirun to have its session directory in /local, which no image has.
+fn compute_together(cluster: &Cluster, elsewhere: &str) {
+    let empty = Emptiness::of(cluster, &["node1", "node2"]);
     let job = "salloc --quiet -N2 -n4 --ntasks-per-node=2";
     let mpirun = |program: &str| {
         cluster.run(&format!(
@@ -75,7 +93,9 @@ fn ranks_on_two_nodes_compute_together() {
         mpirun("sh -c 'echo $(hostname) $(readlink /proc/self/ns/mnt) $OMPI_COMM_WORLD_SIZE; sleep 1'");
     assert_eq!(different(&told, 4), 2, "{}", told.text());
     // In a batch script, with a session directory that the image does not have.
-    let script = "#!/bin/bash\\nmpirun.openmpi --mca orte_tmpdir_base /local mizzen run /shared/py.sqsh python3 allreduce.py\\n";
+    let script = format!(
+        "#!/bin/bash\\nmpirun.openmpi {elsewhere} mizzen run /shared/py.sqsh python3 allreduce.py\\n"
+    );
     let batch = cluster.run(&format!(
         "printf '{script}' > job.sh; sbatch --quiet --wait -N2 -n4 --ntasks-per-node=2 -o job.out job.sh; code=$?; \
          sort job.out; exit $code"
@@ -86,7 +106,7 @@ fn ranks_on_two_nodes_compute_together() {
     assert_eq!(ended.code, 3, "{}", ended.text());
     assert!(!ended.stderr.contains("mizzen: "), "{}", ended.text());
     cluster.run("rm -f job.*");
-    empty.assert_again(&cluster, "mpirun");
+    empty.assert_again(cluster, "mpirun");
 }
 
 /// Without a container for all, MPI says that it cannot read its neighbours' memory: this is what is avoided.
@@ -110,7 +130,7 @@ fn ranks_of_their_own_lose_their_neighbours() {
 
 #[test]
 fn mpich_finds_its_process_manager() {
-    let cluster = start("mpiexec", 1);
+    let cluster = start("mpiexec", 2);
     assert_out(&cluster.run_on("node1", User::Root, "mkdir /image && mount --bind / /image"), 0, "");
     let mpiexec = |options: &str| {
         let script = format!(
@@ -129,6 +149,11 @@ fn mpich_finds_its_process_manager() {
         &format!("mpiexec.mpich -n 4 sh -c 'mizzen run /image sh -c \"{WHERE}; sleep 1\"; true'"),
     );
     assert_eq!(different(&places, 4), 1, "{}", places.text());
+    // In a job, over two nodes: its proxies are started by Slurm.
+    let job = "salloc --quiet -N2 -n4 --ntasks-per-node=2 bash -c 'mpiexec.mpich -n $SLURM_NTASKS -ppn 2 \
+               mizzen run /shared/bb.sqsh sh -c \"echo \\$(hostname) \\$(readlink /proc/self/ns/mnt); sleep 1\"'";
+    let places = cluster.run(job);
+    assert_eq!(different(&places, 4), 2, "{}", places.text());
 }
 
 /// Ranks that do not find each other are so many programs of one rank. The note comes before.

@@ -105,12 +105,12 @@ pub fn hpc_rootfs() -> Result<PathBuf> {
     make_rootfs("bookworm", "hpc", &format!("{PACKAGES},ibverbs-providers,ibverbs-utils,libmpich12,python3"))
 }
 
-/// A node with Slurm 22.05, Open MPI's mpirun and MPICH's mpiexec. Python is for tests that take it for an image.
-pub fn mpirun_rootfs() -> Result<PathBuf> {
-    make_rootfs("bookworm", "mpirun", &format!("{PACKAGES},openmpi-bin,mpich,python3"))
+/// A node of this release with Open MPI's mpirun and MPICH's mpiexec. Python is for tests that take it for an image.
+pub fn mpirun_rootfs(release: Release) -> Result<PathBuf> {
+    make_rootfs(release.debian(), "mpirun", &format!("{PACKAGES},openmpi-bin,mpich,python3"))
 }
 
-/// The files of an image with the Open MPI of Debian trixie, a release later than the nodes'.
+/// The files of an image with mpi4py and the Open MPI of Debian trixie.
 pub fn trixie_mpi_rootfs() -> Result<PathBuf> {
     make_rootfs("trixie", "mpi", "python3-mpi4py,python3-numpy")
 }

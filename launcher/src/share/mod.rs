@@ -192,8 +192,7 @@ fn told(failure: &Failure) -> i32 {
 /// The first to arrive: makes the container, and lets the others in.
 fn build_and_run(options: &RunOptions, shared: &Shared, listener: OwnedFd) -> Result<i32, Failure> {
     let others = shared.rank.as_ref().map_or(0, |rank| rank.local_size.saturating_sub(1));
-    let server = NamespaceServer::start(&shared.rendezvous, listener, others)
-        .inspect_err(|_| shared.rendezvous.remove())?;
+    let server = NamespaceServer::start(&shared.rendezvous, listener, others)?;
     match make(options, &server) {
         Ok((program, claim)) => Ok(claim.report(&sandbox::exec_program(&program))),
         Err(failure) => {

@@ -63,7 +63,7 @@ impl Rendezvous {
         loop {
             {
                 let _lock = self.lock(end)?;
-                match self.connect(&self.name) {
+                match self.connect() {
                     Ok(connection) => return Ok(Arrival::Later(connection)),
                     Err(Errno::ENOENT | Errno::ECONNREFUSED) => {
                         self.remove_stale();
@@ -112,14 +112,14 @@ impl Rendezvous {
         UnixAddr::new(format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd()).as_str())
     }
 
-    fn connect(&self, name: &str) -> nix::Result<OwnedFd> {
-        let connection = new_socket()?;
-        connect(connection.as_raw_fd(), &self.address(name)?)?;
+    fn connect(&self) -> nix::Result<OwnedFd> {
+        let connection = new_socket(SockType::SeqPacket)?;
+        connect(connection.as_raw_fd(), &self.address(&self.name)?)?;
         if is_own(&connection) { Ok(connection) } else { Err(Errno::EPERM) }
     }
 
     fn listen(&self) -> nix::Result<OwnedFd> {
-        let listener = new_socket()?;
+        let listener = new_socket(SockType::SeqPacket)?;
         bind(listener.as_raw_fd(), &self.address(&self.name)?)?;
         // The user's mask may keep even its owner out.
         let mode = Mode::RUSR | Mode::WUSR;
@@ -129,12 +129,20 @@ impl Rendezvous {
         Ok(listener)
     }
 
-    /// Removes this node's sockets at which nobody listens any more.
+    /// Whether nobody has this socket any more. Asked for with a socket of another kind, so that nobody is bothered: the
+    /// kernel looks for its owner first (else ECONNREFUSED), and compares the kinds then (EPROTOTYPE).
+    fn is_stale(&self, name: &str) -> nix::Result<bool> {
+        let other = new_socket(SockType::Stream)?;
+        Ok(connect(other.as_raw_fd(), &self.address(name)?) == Err(Errno::ECONNREFUSED))
+    }
+
+    /// Removes this node's sockets that killed processes have left.
     fn remove_stale(&self) {
         let Ok(listed) = Dir::read_from(&self.directory) else { return };
+        let prefix = of_node();
         for entry in listed.flatten().take(LIMIT) {
             let Ok(name) = entry.file_name().to_str() else { continue };
-            if name.starts_with(&of_node()) && self.connect(name).err() == Some(Errno::ECONNREFUSED) {
+            if name.starts_with(&prefix) && self.is_stale(name) == Ok(true) {
                 let _ = unlinkat(&self.directory, name, AtFlags::empty());
             }
         }
@@ -146,10 +154,9 @@ pub fn is_own(connection: impl AsFd) -> bool {
     getsockopt(&connection, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == geteuid().as_raw())
 }
 
-/// It keeps messages apart, and waits for nothing.
-fn new_socket() -> nix::Result<OwnedFd> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
+/// It waits for nothing.
+fn new_socket(kind: SockType) -> nix::Result<OwnedFd> {
+    socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
 }
 
 /// Begins the names of the sockets of this node: where nodes have no disk, the directory may be one for several.
@@ -195,7 +202,7 @@ mod tests {
         let scratch = Scratch::new();
         let rendezvous = |key: &str| Rendezvous::open(scratch.path(), key).unwrap();
         drop(rendezvous("a").arrive().unwrap());
-        let kept = rendezvous("b").arrive().unwrap();
+        let Arrival::First(kept) = rendezvous("b").arrive().unwrap() else { panic!("nobody else is there") };
         assert!(is_first(&rendezvous("a")), "nobody listens there any more");
         drop(rendezvous("c").arrive().unwrap());
         // Those of a and c are stale now; whoever is first at another place removes them, and not b's.
@@ -205,7 +212,8 @@ mod tests {
         let mut expected = vec![rendezvous("b").name, rendezvous("d").name];
         expected.sort();
         assert_eq!(left, expected);
-        drop(kept);
+        let connected = rustix::net::accept(&kept);
+        assert_eq!(connected.err(), Some(rustix::io::Errno::AGAIN), "its owner was not bothered");
         rendezvous("b").remove();
         rendezvous("d").remove();
         assert_eq!(names(&rendezvous("b")), Vec::<String>::new());
