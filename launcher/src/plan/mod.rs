@@ -4,6 +4,7 @@
 mod environment;
 mod identity;
 mod links;
+mod mount_changes;
 mod mount_options;
 mod mount_points;
 mod mounts;
@@ -173,7 +174,7 @@ impl Plan {
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries, asked };
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
         let root = root::decide(&options.settings.writable(), host, named)?;
-        let (mounts, files) = mounts::split_files(mounts, &root);
+        let (mounts, files) = mount_changes::split_files(mounts, &root);
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
         // Where the image keeps their place from being mounted, nothing that it has there is taken for them.
         let mounted = mounts.iter().any(|mount| matches!(mount.kind, MountKind::Commands(_)));

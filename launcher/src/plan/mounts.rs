@@ -1,6 +1,5 @@
 //! Which mounts a container has.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -11,7 +10,7 @@ use mizzen_core::options::{MountFlags, Tmpfs};
 use mizzen_core::settings::{Hostname, Writable};
 
 use super::mount_options::Asked;
-use super::{Identity, Root, identity, links, mount_points};
+use super::{Identity, identity, links, mount_changes, mount_points};
 use crate::host::Host;
 use crate::host_libraries::{self, HostLibraries};
 use crate::image::{Entry, Tree, in_image, read_file, resolve};
@@ -26,8 +25,6 @@ const HOSTS: &str = "/etc/hosts";
 const APT_SETTINGS: &str = "/etc/apt/apt.conf.d/99mizzen";
 /// Root's home directory inside.
 pub const ROOT_HOME: &str = "/root";
-/// No container works without these.
-const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// Directories that belong to the image: a current directory in one of them means the image's, not the host's.
 const IMAGE_OWNED: [&str; 11] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/boot", "/proc", "/sys", "/dev"];
@@ -58,7 +55,7 @@ pub fn decide(
     }
     split_devices(&mut wanted);
     if options.unshare.ipc {
-        own_shared_memory(&mut wanted);
+        mount_changes::own_shared_memory(&mut wanted);
     }
     let there = |directory: &Path, wanted: &[Mount]| {
         let same =
@@ -77,51 +74,13 @@ pub fn decide(
     for asked in others.asked {
         match asked {
             Asked::Mount(mount) => wanted.push(mount),
-            Asked::Unmount { target, why } => leave_out(&mut wanted, &target, &why, notes)?,
+            Asked::Unmount { target, why } => mount_changes::leave_out(&mut wanted, &target, &why, notes)?,
             Asked::LeftOut(note) => notes.push(note),
         }
     }
     wanted.extend(empty_home(options, host, tree, &wanted));
     links::follow(&mut wanted, notes);
     mount_points::find(wanted, tree, notes)
-}
-
-/// The files of our own that go into a writable root itself: a program that adds a user makes a new file and gives it the name of
-/// the old one, which cannot be done to a mount.
-pub fn split_files(mounts: Vec<Mount>, root: &Root) -> (Vec<Mount>, Vec<(PathBuf, Vec<u8>)>) {
-    if *root == Root::ReadOnly {
-        return (mounts, Vec::new());
-    }
-    let places: BTreeSet<PathBuf> = mounts.iter().map(|mount| mount.target.clone()).collect();
-    let in_root = |target: &Path| !target.ancestors().skip(1).any(|outer| places.contains(outer));
-    let (mut kept, mut files) = (Vec::new(), Vec::new());
-    for mount in mounts {
-        match mount.kind {
-            MountKind::File(content) if in_root(&mount.target) => files.push((mount.target, content)),
-            kind => kept.push(Mount { kind, ..mount }),
-        }
-    }
-    (kept, files)
-}
-
-/// Takes out what would be mounted at or below a place.
-fn leave_out(
-    wanted: &mut Vec<Mount>,
-    target: &Path,
-    why: &str,
-    notes: &mut Vec<String>,
-) -> Result<(), Failure> {
-    let shown = mount_points::shown(target);
-    if KERNELS.iter().any(|kernel| target == Path::new(kernel)) {
-        return Err(Failure::new(format!("{why}: umount:{shown}: /proc, /sys and /dev are mizzen's own"))
-            .hint("what is mounted below /dev can be left out, as umount:/dev/shm"));
-    }
-    let before = wanted.len();
-    wanted.retain(|mount| !mount.target.starts_with(target));
-    if wanted.len() == before {
-        notes.push(format!("{why}: umount:{shown}: nothing is mounted there"));
-    }
-    Ok(())
 }
 
 /// Directories below /dev are mounts of their own, not device nodes: what is in them is the host's.
@@ -138,17 +97,6 @@ fn split_devices(wanted: &mut Vec<Mount>) {
         origin: None,
         why: why.clone(),
     }));
-}
-
-/// Shared memory and message queues that nobody outside the container sees, in place of the host's.
-fn own_shared_memory(wanted: &mut Vec<Mount>) {
-    let own = [("/dev/shm", MountKind::Tmpfs(Tmpfs::default())), ("/dev/mqueue", MountKind::MessageQueues)];
-    for (target, kind) in own {
-        let target = PathBuf::from(target);
-        wanted.retain(|mount| mount.target != target);
-        let why = "default: an IPC namespace of its own".to_owned();
-        wanted.push(Mount { kind, target, flags: MountFlags::default(), origin: None, why });
-    }
 }
 
 /// What every container has, unless an option says otherwise.
@@ -316,7 +264,7 @@ pub fn image_owned(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Changes, mount_options};
+    use super::super::{Changes, Root, mount_changes, mount_options};
     use super::*;
     use crate::image::DirectoryTree;
     use crate::image::testing::Scratch;
@@ -480,15 +428,22 @@ mod tests {
         let (_scratch, tree) = image();
         let mounts = decided(&RunOptions::default(), &Host::for_tests(), &tree).unwrap();
         let count = mounts.len();
-        assert_eq!(split_files(mounts.clone(), &Root::ReadOnly).1, []);
+        assert_eq!(mount_changes::split_files(mounts.clone(), &Root::ReadOnly).1, []);
         let (kept, files) =
-            split_files(mounts, &Root::Writable(Changes::InMemory { limit: "1m".to_owned() }));
+            mount_changes::split_files(mounts, &Root::Writable(Changes::InMemory { limit: "1m".to_owned() }));
         let names: Vec<&Path> = files.iter().map(|(path, _)| path.as_path()).collect();
         assert_eq!(names, ["/etc/group", "/etc/passwd"].map(Path::new));
         assert_eq!(kept.len(), count - 2);
         let covered =
             decided(&with_mounts(&[("/etc:/etc", Origin::Option)]), &Host::for_tests(), &tree).unwrap();
-        assert_eq!(split_files(covered, &Root::Writable(Changes::InMemory { limit: "1m".to_owned() })).1, []);
+        assert_eq!(
+            mount_changes::split_files(
+                covered,
+                &Root::Writable(Changes::InMemory { limit: "1m".to_owned() })
+            )
+            .1,
+            []
+        );
     }
 
     #[test]
