@@ -197,9 +197,11 @@ pub fn enter(
 fn stand_by(running: &Running, options: &RunOptions, watch: &Watch) -> Result<(), Failure> {
     let image = stage_and_load(&import(options)?, options)?;
     let Content::Squashfs(squashfs) = &image.content else { return Ok(()) };
-    let connection = sandbox::server_connection(&running.server_lock.0)?;
+    let Some(connection) = &running.connection else {
+        return Err(Failure::new("the connection of its file server cannot be taken over"));
+    };
     let (path, lock) = (&image.opened.path, Some(&running.server_lock));
-    Server::start(squashfs, path, &options.command, running.owner(), watch, lock)?.stand_by(&connection)
+    Server::start(squashfs, path, &options.command, running.owner(), watch, lock)?.stand_by(connection)
 }
 
 /// Makes the container and enters it.
