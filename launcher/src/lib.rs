@@ -26,6 +26,7 @@ mod raised_limits;
 mod remove_tree;
 pub mod report;
 mod sandbox;
+mod save_target;
 mod share;
 mod slurm;
 mod stage;

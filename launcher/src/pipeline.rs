@@ -6,7 +6,7 @@
 //!
 //! | part   | what it gives                      | what it does to the node                                           |
 //! |--------|------------------------------------|--------------------------------------------------------------------|
-//! | find   | a named container, if one is meant  | waits for others who start it; makes its directory when it is planned|
+//! | find   | a named container, if one is meant | waits for others who start it; makes it when it is planned           |
 //! | import | the image's path                   | where the site wants that: imports it into the user's store        |
 //! | stage  | the image's file                   | may copy the image to the node                                     |
 //! | load   | the image's files, readable        | nothing                                                            |
@@ -17,16 +17,14 @@
 //!
 //! Runs as the user on the host, and from `build` on in the container's namespaces.
 
-use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mizzen_core::image::real_path;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{Key, SavePath, Unshare, Verbosity, Workdir, Writable};
+use mizzen_core::settings::{Key, Unshare, Verbosity, Workdir};
 use mizzen_core::{Failure, limits};
 use mizzen_squashfs as squashfs;
 use tracing::{debug, info_span};
@@ -42,6 +40,7 @@ use crate::sandbox::{
     self, Namespaces, Others, Owner, Reporter, RootSource, SaveTarget, Saved, Server, ServerLock, Sources,
     StderrReporter, Watch,
 };
+use crate::save_target::save_target;
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
 use crate::{host_libraries, importer, raised_limits, trace};
 
@@ -97,34 +96,6 @@ fn run_program(program: &Program, save: Option<&SaveTarget>) -> Result<i32, Fail
     let Saved { end, outcome } = save.run(program, Others::None)?;
     report_note(&outcome.map_err(|failure| failure.about("--save"))?);
     Ok(end.imitate())
-}
-
-/// The file that the container is to be saved as, if it is. `node` is this node's name where the step has others.
-pub fn save_target(options: &RunOptions, node: Option<&str>) -> Result<Option<SaveTarget>, Failure> {
-    let Some(SavePath(path)) = &options.settings.save else { return Ok(None) };
-    let about = |failure: Failure| failure.about(options.user().name_of(Key::Save));
-    if options.settings.writable == Some(Writable::No) {
-        return Err(about(Failure::new("nothing can change in a container that is read-only"))
-            .hint("leave --container-readonly out"));
-    }
-    if options.unshare.pid {
-        return Err(about(Failure::new("not with --unshare pid")));
-    }
-    let text = path.as_os_str().as_bytes();
-    let placeholder = text.windows(2).position(|part| part == b"%N");
-    let path = match (placeholder, node) {
-        (Some(at), _) => {
-            let name = mizzen_core::node_name();
-            PathBuf::from(OsString::from_vec([&text[..at], name.as_bytes(), &text[at + 2..]].concat()))
-        }
-        (None, Some(_)) => {
-            let message = format!("{}: every node of the step would write it", image::shown(path));
-            return Err(about(Failure::new(message)).hint("write %N into its name, for the name of the node"));
-        }
-        (None, None) => path.clone(),
-    };
-    let path = std::path::absolute(&path).unwrap_or(path);
-    SaveTarget::open(&path, &importer::find()?).map(Some).map_err(about)
 }
 
 /// Runs a program in a named container that runs.
@@ -234,9 +205,11 @@ fn check_namespaces(options: &RunOptions, own: Unshare) -> Result<(), Failure> {
 fn stand_by(running: &Running, options: &RunOptions, watch: &Watch) -> Result<(), Failure> {
     let image = stage_and_load(&import(options)?, options)?;
     let Content::Squashfs(squashfs) = &image.content else { return Ok(()) };
-    let connection = sandbox::server_connection(&running.server_lock.0)?;
+    let Some(connection) = &running.connection else {
+        return Err(Failure::new("the connection of its file server cannot be taken over"));
+    };
     let (path, lock) = (&image.opened.path, Some(&running.server_lock));
-    Server::start(squashfs, path, &options.command, running.owner(), watch, lock)?.stand_by(&connection)
+    Server::start(squashfs, path, &options.command, running.owner(), watch, lock)?.stand_by(connection)
 }
 
 /// Makes the container and enters it.

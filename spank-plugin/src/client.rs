@@ -12,7 +12,7 @@ use mizzen_core::precedence::{self, EnvironmentOption, ImageLookup, ImageOption,
 use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE, WANTED};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
-use mizzen_core::{Failure, Request, Settings, Variables};
+use mizzen_core::{Failure, Request, Settings, SlurmConf, Variables};
 
 use crate::import::ClientImporter;
 use crate::options::Meaning;
@@ -79,6 +79,9 @@ pub fn make_request(spank: &Spank) -> Result<(), Failure> {
     if let Some(Request::Container(_) | Request::Join(_)) = &request {
         check_command()?;
     }
+    if let Some(Request::Container(container)) = &request {
+        refuse_save_of_nothing(&container.settings)?;
+    }
     send(spank, request.as_ref())?;
     if !first {
         let shared = state::lock().request.clone();
@@ -116,6 +119,24 @@ pub fn check_command() -> Result<(), Failure> {
     multi_prog::check_in_client()?;
     refuse_without_shell()?;
     refuse_exported_requests()
+}
+
+/// salloc itself runs nothing in a container, unless its shell is a step on the node; and its steps are saved by their own option.
+fn refuse_save_of_nothing(settings: &Settings) -> Result<(), Failure> {
+    if settings.save.is_none() || !spank::is_salloc() {
+        return Ok(());
+    }
+    let conf = SlurmConf::read(var_os("SLURM_CONF").map(PathBuf::from).as_deref());
+    let on_node = |conf: &SlurmConf| {
+        conf.value("LaunchParameters").is_some_and(|value| value.contains("use_interactive_step"))
+    };
+    match conf {
+        Some(conf) if !conf.includes_others() && !on_node(&conf) => {
+            Err(Failure::new("--container-save: salloc itself runs nothing in the container")
+                .hint("give it to srun, for the step whose container is to be saved"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Without a shell or command of salloc's nobody inherits the container: `srun --jobid` comes from elsewhere.

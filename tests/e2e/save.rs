@@ -156,6 +156,9 @@ fn what_cannot_be_saved_is_told_before() {
         "{}",
         script.text()
     );
+    let salloc =
+        cluster.run("salloc --container-image=/shared/a.sqsh --container-save=x.sqsh touch /shared/marker");
+    assert_failed(&salloc, 1, "--container-save: salloc itself runs nothing in the container");
     assert_out(&cluster.run("ls /shared/marker"), 2, "");
     cluster.run_as_root("mkdir -m 1777 /shared/images");
     let each = srun(

@@ -204,7 +204,9 @@ fn remove_directory(scope: &ScopeDirectory, name: &str) -> rustix::io::Result<()
 
 #[cfg(test)]
 mod tests {
+    use super::super::scope::Scope;
     use super::*;
+    use crate::image::testing::Scratch;
 
     #[test]
     fn a_line_of_squeue_is_a_job_and_its_state() {
@@ -212,5 +214,46 @@ mod tests {
         assert_eq!(parse_state(" 12 COMPLETING"), Some((12, "COMPLETING".to_owned())));
         assert_eq!((parse_state(""), parse_state("slurm_load_jobs error: x")), (None, None));
         assert!(!ENDED.contains(&"COMPLETING") && !ENDED.contains(&"SUSPENDED"));
+    }
+
+    /// A container as it is on disk, whose record nobody has written.
+    fn container(scope: &ScopeDirectory, name: &str) {
+        for directory in ["upper/a/b", "work"] {
+            std::fs::create_dir_all(scope.path.join(name).join(directory)).unwrap();
+        }
+        std::fs::write(scope.path.join(name).join("upper/a/b/file"), "").unwrap();
+    }
+
+    #[test]
+    fn what_is_in_use_stays() {
+        let scratch = Scratch::new();
+        let scope = ScopeDirectory::make(scratch.path(), &Scope::Job(7)).unwrap();
+        container(&scope, "used");
+        container(&scope, "free");
+        container(&scope, ".new-1");
+        container(&scope, ".new-2");
+        let lock = scope.lock("used").unwrap();
+        let making = open_directory(scope.dir.as_fd(), OsStr::new(".new-2")).unwrap();
+        flock(&making, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert_eq!(scope.containers(), ["free", "used"]);
+        assert_eq!(remove(&scope, "used"), Removal::InUse);
+        assert_eq!(remove_all(&scope), ["free"]);
+        assert_eq!(scope.names(), [".lock-used", ".new-2", "used"]);
+        drop((lock, making));
+        assert_eq!(remove_all(&scope), ["used"]);
+        assert!(!scope.path.exists(), "a job's directory goes with the last container");
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_is_none() {
+        let scratch = Scratch::new();
+        let scope = ScopeDirectory::make(scratch.path(), &Scope::Global).unwrap();
+        let first = scope.lock("x").unwrap();
+        assert!(scope.try_lock("x").is_none());
+        std::fs::remove_file(scope.path.join(".lock-x")).unwrap();
+        assert!(scope.try_lock("x").is_some(), "it is another file");
+        drop(first);
+        remove_all(&scope);
+        assert_eq!(scope.names(), Vec::<String>::new());
     }
 }

@@ -26,7 +26,8 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
 use mizzen_core::request::ImageSource;
@@ -38,7 +39,7 @@ use crate::image::Loaded;
 use crate::options::{Origin, RunOptions};
 use crate::plan::{Facts, NamedRoot, Plan};
 use crate::remove_tree;
-use crate::sandbox::{Namespaces, Owner, ServerLock};
+use crate::sandbox::{self, Namespaces, Owner, ServerLock};
 use crate::sys;
 use crate::trace::OrDebug;
 
@@ -74,6 +75,8 @@ pub struct Running {
     pub namespaces: Namespaces,
     /// Whose file server serves it.
     pub server_lock: ServerLock,
+    /// That server's connection to the kernel: as long as it is open, the files are there.
+    pub connection: Option<OwnedFd>,
     started: Started,
     /// What the user should know.
     pub note: Option<String>,
@@ -105,10 +108,10 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
     let lock = scope.lock(text)?;
     let record = Record::read(&scope, text)?;
     let refused = |why: &str| Failure::new(format!("the container \"{text}\" {why}"));
+    let server_lock = scope.path.join(scope::server_lock(text));
     let running = match &record {
-        Some(record) => {
-            running::find(record).map_err(|failure| failure.about(format!("the container \"{text}\"")))?
-        }
+        Some(record) => enterable(record, &server_lock)
+            .map_err(|failure| failure.about(format!("the container \"{text}\"")))?,
         None => None,
     };
     match (mode, &record, running) {
@@ -118,8 +121,8 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         (NameMode::NoExec, _, Some(_)) => Err(refused("runs, and the flag no_exec forbids to enter it").hint(
             "its files can be mounted once; wait until the step that runs in it has ended, or leave the flag out",
         )),
-        (_, Some(record), Some(namespaces)) => {
-            let server_lock = ServerLock(scope.path.join(scope::server_lock(text)));
+        (_, Some(record), Some((namespaces, connection))) => {
+            let server_lock = ServerLock(server_lock);
             let started = Started::read(&scope, text)?;
             let mounts = user_mounts(options);
             let note = (!mounts.is_empty() && mounts != started.mounts).then(|| {
@@ -127,7 +130,7 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
                 format!("the container \"{text}\" runs with other mounts, so {option} does not hold")
             });
             options.image = record.image()?;
-            Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, started, note }))))
+            Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, connection, started, note }))))
         }
         (NameMode::Auto | NameMode::Exec, None, _)
             if name.step().is_some_and(|step| step_process(step).is_some()) =>
@@ -148,6 +151,25 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
             claim.note = note;
             Ok(Some(Found::Stopped(Box::new(claim))))
         }
+    }
+}
+
+/// A step that has ended may take a moment until it is gone, with its file server first.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// The namespaces of a container that runs, and the connection of its file server. One that is about to end is waited for.
+fn enterable(record: &Record, server_lock: &Path) -> Result<Option<(Namespaces, Option<OwnedFd>)>, Failure> {
+    let end = Instant::now() + ENDING;
+    loop {
+        let Some(namespaces) = running::find(record)? else { return Ok(None) };
+        match sandbox::server_connection(server_lock) {
+            Ok(connection) => return Ok(Some((namespaces, connection))),
+            Err(failure) if Instant::now() > end => return Err(failure),
+            Err(_) => {}
+        }
+        // Nothing of it may be kept: it could not end.
+        drop(namespaces);
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

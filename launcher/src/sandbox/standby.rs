@@ -20,6 +20,7 @@ use mizzen_squashfs::fuse;
 use nix::unistd::geteuid;
 use rustix::fs::{FlockOperation, flock, ftruncate};
 use rustix::io::Errno;
+use tracing::debug;
 
 use crate::sys;
 
@@ -46,34 +47,49 @@ pub fn goes_on(lock: &Path) -> bool {
     is_held(lock).unwrap_or(false)
 }
 
-/// The connection to the kernel of the server whose turn it is.
-pub fn connection(lock: &Path) -> Result<OwnedFd, Failure> {
+/// The connection to the kernel of the server whose turn it is. None where there is no server, or the kernel does not let it be
+/// taken: then the container's files end with that server. A server that has ended is a failure.
+pub fn connection(lock: &Path) -> Result<Option<OwnedFd>, Failure> {
     let failed =
         |what: &str, error: io::Error| Failure::caused_by(format!("its file server: cannot {what}"), error);
-    let server = |what: &str| {
-        let text = fs::read_to_string(lock).map_err(|error| failed(what, error))?;
-        text.parse::<i32>().map_err(|_| Failure::new("its file server is not known"))
+    let ended = || Failure::new("its files are served no more").hint("end the programs that are left in it");
+    let server = || match fs::read_to_string(lock) {
+        Ok(text) => text.parse::<i32>().map(Some).map_err(|_| ended()),
+        // A directory needs none.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("find out who it is", error)),
     };
-    let pid = server("find out who it is")?;
-    let process = sys::pidfd_of(pid).map_err(|error| failed("find it", error))?;
+    let Some(pid) = server()? else { return Ok(None) };
+    let process = match sys::pidfd_of(pid) {
+        Ok(process) => process,
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(ended()),
+        Err(error) => return Err(failed("find it", error)),
+    };
     // It was the server when its number was written down, so it is that process as long as nobody else has a turn.
     let own = fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == geteuid().as_raw());
     let held = is_held(lock).map_err(|error| failed("see whether it works", error))?;
-    if !own || !held || server("find out who it is")? != pid {
-        return Err(Failure::new("its file server has just ended"));
+    if !own || !held || server()? != Some(pid) {
+        return Err(ended());
     }
-    let number = fs::read_dir(format!("/proc/{pid}/fd"))
-        .map_err(|error| failed("look at it", error))?
-        .flatten()
-        .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == Path::new("/dev/fuse")))
-        .find_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let number = number.ok_or_else(|| Failure::new("its file server has no connection"))?;
-    let connection = sys::descriptor_of(&process, number)
-        .map_err(|error| failed("take over its connection (Linux 5.6)", error))?;
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Ok(None) };
+    let is_device = |path: &Path| fs::read_link(path).is_ok_and(|target| target == Path::new("/dev/fuse"));
+    let mut devices = descriptors.flatten().filter(|entry| is_device(&entry.path()));
+    let number = devices.find_map(|entry| entry.file_name().to_str()?.parse().ok()).ok_or_else(ended)?;
+    let connection = match sys::descriptor_of(&process, number) {
+        Ok(connection) => connection,
+        Err(error) if [libc::ESRCH, libc::EBADF].contains(&error.raw_os_error().unwrap_or(0)) => {
+            return Err(ended());
+        }
+        // Before Linux 5.6, or where a security module forbids it.
+        Err(error) => {
+            debug!(%error, "the connection of a file server cannot be taken over");
+            return Ok(None);
+        }
+    };
     if sends_again() {
-        return Ok(connection);
+        return Ok(Some(connection));
     }
-    fuse::with_own_queue(connection).map_err(|error| failed("share its connection", error))
+    fuse::with_own_queue(connection).map(Some).map_err(|error| failed("share its connection", error))
 }
 
 /// Whether the kernel sends requests again that a server has not answered: since Linux 6.9.
@@ -101,4 +117,26 @@ fn open(lock: &Path) -> io::Result<File> {
         .mode(0o600)
         .custom_flags(flags)
         .open(lock)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::testing::Scratch;
+
+    #[test]
+    fn one_serves_at_a_time_and_is_known() {
+        let scratch = Scratch::new();
+        let lock = scratch.path().join("server");
+        assert!(!is_held(&lock).unwrap());
+        let turn = take_turn(&lock).unwrap();
+        assert!(is_held(&lock).unwrap());
+        assert_eq!(fs::read_to_string(&lock).unwrap(), std::process::id().to_string());
+        // It has no connection to the kernel.
+        let failure = connection(&lock).unwrap_err();
+        assert_eq!(failure.message, "its files are served no more");
+        drop(turn);
+        assert_eq!(connection(&lock).unwrap_err().message, "its files are served no more");
+        assert!(connection(&scratch.path().join("none")).unwrap().is_none(), "a directory has no server");
+    }
 }

@@ -36,6 +36,7 @@ use crate::pipeline::{self, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
 use crate::sandbox::{self, Namespaces, Others, STEP_VARIABLE, SaveTarget, Saved, Sources};
+use crate::save_target::save_target;
 use crate::slurm::{self, CallerContext, Helper};
 use crate::{sys, trace};
 use channel::TaskChannel;
@@ -183,7 +184,7 @@ fn enter(
                 named.scope = Scope::new(container_scope, Some(job));
             }
             let others = handover.other_nodes.as_ref().map(|_| handover.node.as_str());
-            save = pipeline::save_target(&options, others)?;
+            save = save_target(&options, others)?;
             let claim = match containers::find(&mut options)? {
                 None => None,
                 Some(Found::Stopped(claim)) => Some(*claim),

@@ -60,14 +60,21 @@ pub fn is_srun() -> bool {
     unsafe { sys::spank_context() == sys::S_CTX_LOCAL }
 }
 
+/// Whether this is salloc.
+pub fn is_salloc() -> bool {
+    has(b"saopt\0")
+}
+
+/// Whether this program has a symbol.
+fn has(name: &[u8]) -> bool {
+    // SAFETY: the symbol is looked up, not used.
+    unsafe { libloading::os::unix::Library::this().get::<*mut c_void>(name) }.is_ok()
+}
+
 /// The options of srun, sbatch or salloc, and a function of Slurm's library for them. Both are there since 20.11; in a
 /// release that had none, only what the callers do with them would be lost.
 fn own_options<F: Copy>(function: &[u8]) -> Option<(*mut c_void, F)> {
     let this_process = libloading::os::unix::Library::this();
-    let has = |name: &[u8]| {
-        // SAFETY: the symbol is looked up, not used.
-        unsafe { this_process.get::<*mut c_void>(name) }.is_ok()
-    };
     if !has(b"sropt\0") && !has(b"sbopt\0") && !has(b"saopt\0") {
         return None;
     }
