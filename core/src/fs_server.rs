@@ -38,8 +38,7 @@ pub enum FsServer {
 impl FsServer {
     /// Of the file system that an open file lies on.
     pub fn of(file: impl AsFd) -> FsServer {
-        let server = || -> io::Result<FsServer> { FsServer::of_mount(&mount_id(file)?) };
-        server().unwrap_or(FsServer::Unknown)
+        mount_id(file).and_then(|id| FsServer::of_mount(&id)).unwrap_or(FsServer::Unknown)
     }
 
     fn of_mount(id: &str) -> io::Result<FsServer> {
@@ -195,7 +194,13 @@ enum Entered {
 impl Step {
     fn start(path: &str) -> Result<Step, Errno> {
         let file = File::from(openat(AT_FDCWD, path, looking(), Mode::empty())?);
-        Ok(Step { mount: mount_id(&file).ok(), server: FsServer::of(&file), file })
+        let mount = known(mount_id(&file))?;
+        Ok(Step { server: Step::server(mount.as_deref())?, mount, file })
+    }
+
+    fn server(mount: Option<&str>) -> Result<FsServer, Errno> {
+        let server = mount.map(|id| known(FsServer::of_mount(id))).transpose()?.flatten();
+        Ok(server.unwrap_or(FsServer::Unknown))
     }
 
     /// What has this name in this directory.
@@ -206,10 +211,10 @@ impl Step {
             Err(Errno::ENOTDIR | Errno::ELOOP) => (open(looking())?, false),
             opened => (opened?, true),
         };
-        let mount = mount_id(&file).ok();
+        let mount = known(mount_id(&file))?;
         let is_same_mount = mount.is_some() && mount == self.mount;
         // The mounts are read anew where another one begins.
-        let server = if is_same_mount { self.server } else { FsServer::of(&file) };
+        let server = if is_same_mount { self.server } else { Step::server(mount.as_deref())? };
         // On a link nothing can be mounted.
         if !is_directory && is_same_mount {
             match readlinkat(&file, "") {
@@ -220,6 +225,20 @@ impl Step {
         }
         Ok(Entered::Other(Step { file, mount, server }))
     }
+}
+
+/// None if /proc does not tell. That a limit of this process has been reached is its failure.
+fn known<T>(asked: io::Result<T>) -> Result<Option<T>, Errno> {
+    match asked {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if is_limit(&error) => Err(Errno::from_raw(error.raw_os_error().unwrap_or(0))),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether it is this process that has reached a limit.
+pub(crate) fn is_limit(error: &io::Error) -> bool {
+    [libc::EMFILE, libc::ENFILE, libc::ENOMEM].map(Some).contains(&error.raw_os_error())
 }
 
 /// Opens nothing, follows nothing.
