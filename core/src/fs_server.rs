@@ -45,18 +45,22 @@ impl FsServer {
         FsServer::ask(&file).unwrap_or(FsServer::Unknown)
     }
 
-    /// The same; fails where the kernel cannot be asked, as without a descriptor that is left.
-    fn ask(file: &impl AsFd) -> io::Result<FsServer> {
-        match mount_id(file) {
-            Ok(id) => FsServer::of_mount(&id),
+    /// The same; fails where this process has reached a limit.
+    fn ask(file: &impl AsFd) -> Result<FsServer, Errno> {
+        let asked = match mount_id(file) {
             // Without procfs nobody tells more than the kind of a file system.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => match fstatfs(file) {
-                // The type differs between C libraries.
-                #[allow(clippy::unnecessary_cast)]
-                Ok(found) if found.filesystem_type().0 as u32 != FUSE => Ok(FsServer::Root),
-                _ => Ok(FsServer::Unknown),
-            },
-            Err(error) => Err(error),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(FsServer::of_kind(file)),
+            id => known(id.and_then(|id| FsServer::of_mount(&id)))?,
+        };
+        Ok(asked.unwrap_or(FsServer::Unknown))
+    }
+
+    fn of_kind(file: &impl AsFd) -> FsServer {
+        match fstatfs(file) {
+            // The type differs between C libraries.
+            #[allow(clippy::unnecessary_cast)]
+            Ok(found) if found.filesystem_type().0 as u32 != FUSE => FsServer::Root,
+            _ => FsServer::Unknown,
         }
     }
 
@@ -213,8 +217,7 @@ enum Entered {
 impl Step {
     fn start(path: &str) -> Result<Step, Errno> {
         let file = File::from(openat(AT_FDCWD, path, looking(), Mode::empty())?);
-        let server = FsServer::ask(&file).map_err(errno)?;
-        Ok(Step { mount: mount_id(&file).ok(), server, file })
+        Ok(Step { server: FsServer::ask(&file)?, mount: known(mount_id(&file))?, file })
     }
 
     /// What has this name in this directory.
@@ -225,12 +228,12 @@ impl Step {
             Err(Errno::ENOTDIR | Errno::ELOOP) => (open(looking())?, false),
             opened => (opened?, true),
         };
-        let mount = mount_id(&file).ok();
+        let mount = known(mount_id(&file))?;
         let is_same_mount = mount == self.mount;
         // The mounts are read anew where another one begins.
         let server = match is_same_mount && mount.is_some() {
             true => self.server,
-            false => FsServer::ask(&file).map_err(errno)?,
+            false => FsServer::ask(&file)?,
         };
         // On a link nothing can be mounted.
         if !is_directory && is_same_mount {
@@ -244,8 +247,18 @@ impl Step {
     }
 }
 
-fn errno(error: io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+/// None if /proc does not tell. That a limit of this process has been reached is its failure.
+fn known<T>(asked: io::Result<T>) -> Result<Option<T>, Errno> {
+    match asked {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if is_limit(&error) => Err(Errno::from_raw(error.raw_os_error().unwrap_or(0))),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether it is this process that has reached a limit.
+pub(crate) fn is_limit(error: &io::Error) -> bool {
+    [libc::EMFILE, libc::ENFILE, libc::ENOMEM].map(Some).contains(&error.raw_os_error())
 }
 
 /// Opens nothing, follows nothing.

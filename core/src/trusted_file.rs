@@ -10,7 +10,7 @@ use nix::unistd::geteuid;
 
 use crate::Failure;
 use crate::failure::cause;
-use crate::fs_server::{FsServer, find_served, not_safe};
+use crate::fs_server::{FsServer, find_served, is_limit, not_safe};
 use crate::image::special;
 
 /// What the kernel shows for users that are not in the map of a user namespace.
@@ -111,6 +111,16 @@ fn unreadable(path: &Path, error: io::Error) -> Failure {
     }
 }
 
+/// A file whose directories cannot be looked at.
+fn unreachable(path: &Path, error: io::Error) -> Failure {
+    let denied = error.kind() == io::ErrorKind::PermissionDenied;
+    let failure = Failure::caused_by(path.display(), error);
+    match denied {
+        true => failure.hint("all users must be able to search the directories above it: chmod a+x"),
+        false => failure,
+    }
+}
+
 /// Nobody but root may be able to put another file in its place, at any level: of the path as it is written, and of the
 /// one that its links lead to.
 fn check_parents(path: &Path) -> Result<(), Unread> {
@@ -131,16 +141,7 @@ fn check_parents(path: &Path) -> Result<(), Unread> {
                 Unread::Refused(Failure::new(message).hint(hint))
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
-            Err(error) => {
-                let denied = error.kind() == io::ErrorKind::PermissionDenied;
-                let failure = Failure::caused_by(path.display(), error);
-                return Err(Unread::Refused(match denied {
-                    true => {
-                        failure.hint("all users must be able to search the directories above it: chmod a+x")
-                    }
-                    false => failure,
-                }));
-            }
+            Err(error) => return Err(Unread::Refused(unreachable(path, error))),
         }
     }
     Ok(())
@@ -157,8 +158,10 @@ fn refuse_users_server(path: &Path) -> Result<(), Unread> {
             let failure = Failure::new(format!("{}: {}", path.display(), part.describe()));
             Err(Unread::Refused(failure.hint("only root may be able to say what is in it")))
         }
+        Ok(None) => Ok(()),
+        Err(error) if is_limit(&error) => Err(Unread::Refused(unreachable(path, error))),
         // What is wrong with it is told by who reads it.
-        Ok(None) | Err(_) => Ok(()),
+        Err(_) => Ok(()),
     }
 }
 
