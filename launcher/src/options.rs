@@ -15,12 +15,11 @@ use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::{EnvOption, MountOption, parse_env};
 use mizzen_core::request::ImageSource;
 pub use mizzen_core::settings::Unshare;
-use mizzen_core::settings::{Key, Mpi, Settings, Verbosity, Writable};
+use mizzen_core::settings::{ContainerName, ContainerScope, Key, Mpi, Settings, Verbosity, Writable};
 use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
-use crate::containers::{Named, Scope};
 use crate::slurm::CallerContext;
 use crate::stage::StagingOptions;
 use crate::trace;
@@ -78,6 +77,36 @@ pub struct ImportOptions {
 impl Default for ImportOptions {
     fn default() -> ImportOptions {
         ImportOptions { when: ImportWhen::default(), config: Source::Default, variables: Vec::new() }
+    }
+}
+
+/// Which named container is asked for, and where it is kept.
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// What the user says.
+    pub name: ContainerName,
+    /// Where each user has a folder.
+    pub directory: PathBuf,
+    /// Whose containers it is among.
+    pub scope: Scope,
+}
+
+/// Whose named containers are kept apart from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// A job's.
+    Job(u32),
+    /// A user's.
+    Global,
+}
+
+impl Scope {
+    /// What the site says, in this job if it is one.
+    pub fn new(configured: ContainerScope, job: Option<&str>) -> Scope {
+        match (configured, job.and_then(|job| job.parse().ok())) {
+            (ContainerScope::Job, Some(job)) => Scope::Job(job),
+            (ContainerScope::Job, None) | (ContainerScope::Global, _) => Scope::Global,
+        }
     }
 }
 
@@ -291,5 +320,13 @@ mod tests {
         assert_eq!(home(none(), none(), Origin::Option), (true, Compatible::Mizzen));
         assert_eq!(home(with(Some(true)), none(), Origin::StepOption), (true, Compatible::Pyxis));
         assert_eq!(home(none(), with(Some(true)), Origin::StepOption), (true, Compatible::Pyxis));
+    }
+
+    #[test]
+    fn outside_a_job_containers_are_the_users() {
+        assert_eq!(Scope::new(ContainerScope::Job, Some("7")), Scope::Job(7));
+        assert_eq!(Scope::new(ContainerScope::Job, None), Scope::Global);
+        assert_eq!(Scope::new(ContainerScope::Job, Some("../x")), Scope::Global);
+        assert_eq!(Scope::new(ContainerScope::Global, Some("7")), Scope::Global);
     }
 }

@@ -38,7 +38,7 @@ use crate::plan::{self, Explained, Facts, Identity, NamedRoot, Plan, Program, ty
 use crate::report::report_note;
 use crate::sandbox::{
     self, Namespaces, Others, Owner, Reporter, RootSource, SaveTarget, Saved, Server, ServerLock, Sources,
-    StderrReporter, Watch,
+    StderrReporter, Watch, WhenEntered,
 };
 use crate::save_target::save_target;
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
@@ -150,7 +150,9 @@ pub fn prepare(
             claim.make()?;
             plan.notes.extend(claim.note.take());
         }
-        Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None, claim } })
+        // From then on others find it.
+        let when_entered = claim.map(|claim| Box::new(move |plan: &Plan| claim.started(plan)) as WhenEntered);
+        Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None, when_entered } })
     })
 }
 

@@ -204,9 +204,9 @@ fn remove_directory(scope: &ScopeDirectory, name: &str) -> rustix::io::Result<()
 
 #[cfg(test)]
 mod tests {
-    use super::super::scope::Scope;
     use super::*;
     use crate::image::testing::Scratch;
+    use crate::options::Scope;
 
     #[test]
     fn a_line_of_squeue_is_a_job_and_its_state() {

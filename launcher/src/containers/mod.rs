@@ -36,7 +36,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, 
 use rustix::io::Errno;
 
 use crate::image::Loaded;
-use crate::options::{Origin, RunOptions};
+use crate::options::{Named, Origin, RunOptions};
 use crate::plan::{Facts, NamedRoot, Plan};
 use crate::remove_tree;
 use crate::sandbox::{self, Namespaces, Owner, ServerLock};
@@ -45,19 +45,7 @@ use crate::trace::OrDebug;
 
 use record::{Record, Started};
 pub use running::step_process;
-pub use scope::Scope;
 use scope::ScopeDirectory;
-
-/// Which container is asked for, and where it is kept.
-#[derive(Clone, Debug)]
-pub struct Named {
-    /// What the user says.
-    pub name: ContainerName,
-    /// Where each user has a folder.
-    pub directory: PathBuf,
-    /// Whose containers it is among.
-    pub scope: Scope,
-}
 
 /// A container that was asked for by its name.
 pub enum Found {
@@ -92,11 +80,6 @@ pub struct Claim {
     mounts: String,
     /// What the user should know.
     pub note: Option<String>,
-}
-
-/// What tells an overlay of a named container from all others, in the list of mounts.
-pub fn overlay_directory(id: &str) -> String {
-    format!("/named-{id}")
 }
 
 /// Looks for the container that the options name, as the user wants it to be. Where it is there, its image is the one to use.

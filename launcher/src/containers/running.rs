@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 use mizzen_core::{Failure, mountinfo};
 use nix::unistd::geteuid;
 
-use super::overlay_directory;
 use super::record::Record;
-use crate::sandbox::{Namespaces, STEP_VARIABLE};
+use crate::sandbox::{Namespaces, STEP_VARIABLE, overlay_directory};
 
 /// The namespaces of a named container, if any process is in it. What cannot be entered is a failure.
 pub fn find(record: &Record) -> Result<Option<Namespaces>, Failure> {

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::settings::ContainerScope;
 use rustix::fs::{Dir, Mode, mkdirat};
 use rustix::io::Errno;
 
 use super::lock_file;
 use crate::image::shown;
+use crate::options::Scope;
 use crate::remove_tree::open_directory;
 use crate::stage::own_directory;
 
@@ -30,36 +30,18 @@ pub fn server_lock(name: &str) -> String {
     format!(".server-{name}")
 }
 
-/// Whose containers are kept apart from others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// A job's.
-    Job(u32),
-    /// A user's.
-    Global,
-}
-
-impl Scope {
-    /// What the site says, in this job if it is one.
-    pub fn new(configured: ContainerScope, job: Option<&str>) -> Scope {
-        match (configured, job.and_then(|job| job.parse().ok())) {
-            (ContainerScope::Job, Some(job)) => Scope::Job(job),
-            (ContainerScope::Job, None) | (ContainerScope::Global, _) => Scope::Global,
-        }
-    }
-
-    fn name(&self) -> String {
-        match self {
-            Scope::Job(job) => job.to_string(),
-            Scope::Global => GLOBAL.to_owned(),
-        }
+/// The name of a scope's directory.
+fn name_of(scope: &Scope) -> String {
+    match scope {
+        Scope::Job(job) => job.to_string(),
+        Scope::Global => GLOBAL.to_owned(),
     }
 }
 
 /// Where the directory of a scope is.
 pub fn path(directory: &Path, scope: &Scope) -> Result<PathBuf, Failure> {
     let (_, path) = own_directory::open(directory)?;
-    Ok(path.join(CONTAINERS).join(scope.name()))
+    Ok(path.join(CONTAINERS).join(name_of(scope)))
 }
 
 /// The directory of a scope.
@@ -77,7 +59,7 @@ impl ScopeDirectory {
     pub fn make(directory: &Path, scope: &Scope) -> Result<ScopeDirectory, Failure> {
         let (own, path) = own_directory::open(directory)?;
         let (all, path) = make_in(&own, &path, CONTAINERS)?;
-        let (dir, path) = make_in(&all, &path, &scope.name())?;
+        let (dir, path) = make_in(&all, &path, &name_of(scope))?;
         Ok(ScopeDirectory { dir, path, scope: scope.clone() })
     }
 
@@ -167,17 +149,4 @@ fn names(directory: &OwnedFd) -> rustix::io::Result<Vec<String>> {
     let entries = Dir::read_from(directory)?;
     let name = |entry: rustix::fs::DirEntry| entry.file_name().to_str().map(str::to_owned).ok();
     Ok(entries.flatten().filter_map(name).filter(|name| name != "." && name != "..").collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn outside_a_job_containers_are_the_users() {
-        assert_eq!(Scope::new(ContainerScope::Job, Some("7")), Scope::Job(7));
-        assert_eq!(Scope::new(ContainerScope::Job, None), Scope::Global);
-        assert_eq!(Scope::new(ContainerScope::Job, Some("../x")), Scope::Global);
-        assert_eq!(Scope::new(ContainerScope::Global, Some("7")), Scope::Global);
-    }
 }

@@ -30,7 +30,6 @@ use mizzen_core::Failure;
 use mizzen_squashfs as squashfs;
 use nix::sys::signal::Signal;
 
-use crate::containers::Claim;
 use crate::mount::MountKind;
 use crate::plan::{Changes, Plan, Root};
 use crate::report::report_note;
@@ -45,6 +44,7 @@ pub use namespaces::{
 };
 pub use processes::ContainerProcesses;
 pub use reporter::{Reporter, StderrReporter, identity_of, standard_error_in, tell};
+pub use root::overlay_directory;
 pub use save::{Others, SaveTarget, Saved};
 use server::Mountable;
 pub use server::{Owner, Server, ServerLock};
@@ -72,9 +72,12 @@ pub struct Sources {
     pub watch: Watch,
     /// Who runs Slurm's commands, if the plan has them.
     pub helper: Option<Helper>,
-    /// The right to start a named container.
-    pub claim: Option<Claim>,
+    /// Done when the container runs.
+    pub when_entered: Option<WhenEntered>,
 }
+
+/// What is to be done when a container runs.
+pub type WhenEntered = Box<dyn FnOnce(&Plan)>;
 
 /// Runs the program in a container with process ids of its own, and returns its exit code.
 pub fn run_as_child(plan: &Plan, sources: Sources) -> Result<i32, Failure> {
@@ -138,8 +141,8 @@ struct Servers {
     changes: Option<changes_guard::Directory>,
     /// Who runs Slurm's commands.
     helper: Option<Helper>,
-    /// The right to start a named container.
-    claim: Option<Claim>,
+    /// Done when the container runs.
+    when_entered: Option<WhenEntered>,
 }
 
 impl Servers {
@@ -161,8 +164,8 @@ impl Servers {
             }
             Root::Writable(Changes::InMemory { .. } | Changes::Named { .. }) | Root::ReadOnly => None,
         };
-        let Sources { watch, helper, claim, .. } = sources;
-        Ok(Servers { root, data, changes, watch, user_namespace: None, helper, claim })
+        let Sources { watch, helper, when_entered, .. } = sources;
+        Ok(Servers { root, data, changes, watch, user_namespace: None, helper, when_entered })
     }
 }
 
@@ -176,7 +179,7 @@ fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
 }
 
 fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
-    let Servers { root, data, changes, watch, user_namespace, helper, claim } = servers;
+    let Servers { root, data, changes, watch, user_namespace, helper, when_entered } = servers;
     // Everything that comes from the host is opened while it can be seen.
     let sources = mounts::open_sources(plan)?;
     let root = root::prepare(plan, root, changes.as_ref().map(|changes| changes.path.as_path()))?;
@@ -185,9 +188,8 @@ fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     if let Some(namespace) = user_namespace {
         watch.arm(namespace.as_fd());
     }
-    // From here on others find it.
-    if let Some(claim) = claim {
-        claim.started(plan);
+    if let Some(done) = when_entered {
+        done(plan);
     }
     Ok(())
 }

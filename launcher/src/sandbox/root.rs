@@ -23,7 +23,6 @@ use super::mounts::{
 };
 use super::namespaces::MOUNTS_REFUSED;
 use super::processes::own_mount_name;
-use crate::containers::overlay_directory;
 use crate::mount::{Link, Shape};
 use crate::plan::{Changes, Plan, Root, Skeleton};
 
@@ -192,6 +191,11 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
         Failure::caused_by("--writable: cannot mount an overlay", errno)
             .or_hint("overlays in user namespaces need Linux 5.11; run without --writable")
     })
+}
+
+/// Where the changes of a named container are in the scratch root. The overlay's options tell it for ever after.
+pub fn overlay_directory(id: &str) -> String {
+    format!("/named-{id}")
 }
 
 /// The kernel lets an overlay go a little after the last process that has seen it.

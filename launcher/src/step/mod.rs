@@ -29,9 +29,9 @@ use mizzen_core::{Config, Failure, Handover, Request, cancel, fs_server};
 use nix::unistd::geteuid;
 use tracing::info_span;
 
-use crate::containers::{self, Claim, Found, Scope};
+use crate::containers::{self, Claim, Found};
 use crate::host::Host;
-use crate::options::{Origin, RunOptions, StepOptions};
+use crate::options::{Origin, RunOptions, Scope, StepOptions};
 use crate::pipeline::{self, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
