@@ -40,9 +40,14 @@ pub fn register_options(spank: &Spank) -> Result<(), Failure> {
 
 /// Whether any component of the job has asked for a container so far.
 pub fn container_wanted() -> bool {
-    state::lock().wanted
+    let asks = |text: &[u8]| text != UNASKED.as_bytes();
+    let known = {
+        let state = state::lock();
+        state.wanted || state.inherited.as_deref().is_some_and(asks) || !state.inherited_groups.is_empty()
+    };
+    known
         || slurms_own_option().is_some()
-        || var_os(VARIABLE).is_some_and(|text| text != UNASKED)
+        || var_os(VARIABLE).is_some_and(|text| asks(text.as_bytes()))
         || !components::handed_down().is_empty()
         || own_variables().name_a_container()
 }

@@ -88,6 +88,7 @@ fn is_script(spank: &Spank) -> bool {
 /// A task, as the user, just before Slurm's prologs and its program: hands over to the launcher. A failure ends it.
 pub fn hand_over(spank: &Spank) -> Result<(), Failure> {
     if requested::nothing_asked(spank) {
+        multi_prog::forget_check(spank);
         return Ok(());
     }
     if !container_wanted(spank) {

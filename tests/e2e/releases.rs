@@ -208,7 +208,7 @@ fn hands_the_container_down(release: Release) {
 
 fn keeps_components_apart(release: Release) {
     let cluster = with_images(Spec { nodes: 2, ..one_node(release, "components") });
-    let print = "sh -c 'echo $(hostname) $(cat /image 2>/dev/null || echo host)'";
+    let print = "/bin/sh -c 'echo $(hostname) $(cat /image 2>/dev/null || echo host)'";
     let sorted = |command: &str, expected: &str| {
         let ran = cluster.run(&format!("set -o pipefail; {{ {command}; }} | sort"));
         assert_eq!((ran.code, ran.stdout.as_str()), (0, expected), "{release} {command}: {}", ran.text());
@@ -236,16 +236,19 @@ fn keeps_components_apart(release: Release) {
         // In a heterogeneous job, which may have containers itself.
         let groups = format!("srun -Q --het-group=0 {a} {print} : --het-group=1 {b} {print}");
         sorted(&format!("salloc -Q -N1 : -N1 {groups}"), "node1 a\nnode2 b\n");
-        let script = format!("printf '%s\\n' '#!/bin/sh' \"{groups}\" > job");
+        let same = format!("srun -Q --het-group=0,1 {b} {print}");
+        sorted(&format!("salloc -Q -N1 {outer} : -N1 {same}"), "node1 b\nnode2 b\n");
+        let script = format!("cat > job <<'END'\n#!/bin/sh\n{groups}\nEND\n");
         for containers in ["-N1 : -N1".to_owned(), format!("-N1 {outer} : -N1 {outer}")] {
             sorted(
-                &format!("{script}; sbatch -Q --wait -o out {containers} job; cat out"),
+                &format!("{script}sbatch -Q --wait -o out {containers} job; cat out"),
                 "node1 a\nnode2 b\n",
             );
         }
         for command in [
             format!("sbatch -N1 {a} : -N1 {b} --wrap 'touch /shared/marker'"),
-            format!("sbatch -N1 : -N1 {b} --wrap 'touch /shared/marker'"),
+            // Slurm's own option it would give to both.
+            "sbatch -N1 : -N1 --container-image=/shared/b.sqsh --wrap 'touch /shared/marker'".to_owned(),
             format!(
                 "printf '#!/bin/sh\\n#SBATCH -N1 {b}\\n#SBATCH hetjob\\n#SBATCH -N1 {a}\\ntouch /shared/marker\\n' | sbatch"
             ),
@@ -275,8 +278,8 @@ fn keeps_components_apart(release: Release) {
         let steps = format!(
             "srun -Q --het-group=0,1 {print}; srun -Q --het-group=1 --export=NONE {print}; srun -Q {print}"
         );
-        let script = format!("printf '%s\\n' \"{steps}\" > steps");
-        sorted(&format!("{script}; salloc -Q -N1 {first} : -N1 {second} sh steps"), expected);
+        let script = format!("cat > steps <<'END'\n{steps}\nEND\n");
+        sorted(&format!("{script}salloc -Q -N1 {first} : -N1 {second} sh steps"), expected);
     }
     assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
 }
