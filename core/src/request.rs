@@ -18,6 +18,13 @@ use crate::{Failure, Reference, Settings, pairs};
 /// prefix SLURM_ lets it pass `--export=NONE`.
 pub const VARIABLE: &str = "SLURM_MIZZEN_REQUEST";
 
+/// Carries the request of a later component of a heterogeneous job from salloc to `srun --het-group`, where it is another than
+/// the first component's; the group's number follows.
+pub const GROUP_VARIABLE: &str = "SLURM_MIZZEN_REQUEST_HET_GROUP_";
+
+/// In place of a request: this component asks for nothing, others do.
+pub const UNASKED: &str = "unasked";
+
 /// Carries the request where sbatch drops its whole environment (`--export-file`): what a plugin gives sbatch under the
 /// name [`SUBMITTED`] is put into the job's environment in spite of that. The node turns it into [`VARIABLE`].
 pub const SUBMITTED_VARIABLE: &str = "SLURM_SPANK_MIZZEN_REQUEST";

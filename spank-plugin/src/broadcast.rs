@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::cause;
+use mizzen_core::request::VARIABLE;
 use mizzen_core::staging::{self, BROADCAST_VARIABLE, Policy, encode_refusal};
 use mizzen_core::{Failure, Request};
 
@@ -34,11 +35,13 @@ fn try_to_send(spank: &Spank) -> Result<Option<String>, Failure> {
         let state = state::lock();
         (state.request.clone(), state.components)
     };
-    match request {
-        Some(Request::Container(container)) if container.settings.stage == Some(Policy::Broadcast) => {}
+    let request = match request {
+        Some(Request::Container(container)) if container.settings.stage == Some(Policy::Broadcast) => {
+            Request::Container(container).encode()
+        }
         _ => return Ok(None),
-    }
-    // They share srun's environment, and each has a thread of its own here.
+    };
+    // Slurm calls this for one of them, and they share srun's environment.
     if components > 1 {
         return without("the components of a heterogeneous job get no broadcast");
     }
@@ -54,7 +57,8 @@ fn try_to_send(spank: &Spank) -> Result<Option<String>, Failure> {
     if let Source::Named(config) = state::lock().config_source()? {
         command.arg(config);
     }
-    // It reads the request in srun's environment.
+    // Where srun may have components it is not in srun's own environment.
+    command.env(VARIABLE, request);
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = match started {
         Ok(child) => child,

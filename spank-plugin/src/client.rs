@@ -9,7 +9,7 @@ use mizzen_core::environment::Environment;
 use mizzen_core::failure::{quote, quote_reference};
 use mizzen_core::find_image::{BareNames, ImageFinder};
 use mizzen_core::precedence::{self, EnvironmentOption, ImageLookup, ImageOption, TypedOptions};
-use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, VARIABLE, WANTED};
+use mizzen_core::request::{self, ImageSource, SUBMITTED, SUBMITTED_VARIABLE, UNASKED, VARIABLE, WANTED};
 use mizzen_core::settings::TomlForm;
 use mizzen_core::staging::BROADCAST_VARIABLE;
 use mizzen_core::{Failure, Request, Settings, SlurmConf, Variables};
@@ -18,7 +18,7 @@ use crate::import::ClientImporter;
 use crate::options::Meaning;
 use crate::spank::{self, Spank};
 use crate::state::GivenOption;
-use crate::{environment, multi_prog, oci, options, state};
+use crate::{components, environment, multi_prog, oci, options, state};
 
 /// Slurm's `--container` ends here. Slurm sets it only when unset, so what stays in the environment would hide
 /// the option of a nested srun.
@@ -34,35 +34,44 @@ pub fn register_options(spank: &Spank) -> Result<(), Failure> {
     for name in [BROADCAST_VARIABLE, SUBMITTED_VARIABLE, multi_prog::CHECKED_VARIABLE] {
         spank::unset_variable(name);
     }
+    state::lock().slurm_container = var_os(SLURM_CONTAINER).map(OsStringExt::into_vec);
     options::register(spank)
 }
 
 /// Whether any component of the job has asked for a container so far.
 pub fn container_wanted() -> bool {
-    state::lock().wanted
+    let asks = |text: &[u8]| text != UNASKED.as_bytes();
+    let known = {
+        let state = state::lock();
+        state.wanted || state.inherited.as_deref().is_some_and(asks) || !state.inherited_groups.is_empty()
+    };
+    known
         || slurms_own_option().is_some()
-        || var_os(VARIABLE).is_some()
+        || var_os(VARIABLE).is_some_and(|text| asks(text.as_bytes()))
+        || !components::handed_down().is_empty()
         || own_variables().ask_for_container()
 }
 
-/// Puts the request into the variable that goes to the node, or refuses the command. Slurm calls this once for
-/// each component of a heterogeneous job. The components share one environment and so one request: those that
-/// ask for different containers are refused.
+/// Puts the request into what goes to the node, or refuses the command. Slurm calls this once for each component of a
+/// heterogeneous job; how each can have a request of its own is in `components.rs`.
 pub fn make_request(spank: &Spank) -> Result<(), Failure> {
-    let (failure, mut reported, first, inherited, variables) = {
+    let (failure, mut reported, component, inherited, groups, variables) = {
         let mut state = state::lock();
         if state.components == 0 {
             // After a component with --export-file sbatch has no environment left.
             state.inherited = var_os(VARIABLE).map(OsStringExt::into_vec);
+            state.inherited_groups = components::handed_down();
             state.variables = own_variables();
         }
+        let component = state.components;
         state.components += 1;
         let reported = std::mem::take(&mut state.options);
         (
             state.failure.clone(),
             reported,
-            state.components == 1,
+            component,
             state.inherited.clone(),
+            state.inherited_groups.clone(),
             state.variables.clone(),
         )
     };
@@ -71,10 +80,12 @@ pub fn make_request(spank: &Spank) -> Result<(), Failure> {
         return Err(failure);
     }
     options::refuse_taken()?;
-    if !first {
-        take_repetitions_out(&mut reported)?;
+    match (component, spank::is_srun(), spank::is_salloc()) {
+        (0, ..) | (_, true, _) => {}
+        (_, _, true) => components::take_handed_on_out(&mut reported),
+        _ => take_repetitions_out(&mut reported)?,
     }
-    let inherited = inherited.as_deref().map(Request::decode).transpose()?;
+    let inherited = components::inherited(inherited.as_deref(), &groups)?;
     let request = component_request(&reported, inherited, &variables)?;
     if let Some(Request::Container(_) | Request::Join(_)) = &request {
         check_command()?;
@@ -82,21 +93,34 @@ pub fn make_request(spank: &Spank) -> Result<(), Failure> {
     if let Some(Request::Container(container)) = &request {
         refuse_save_of_nothing(&container.settings)?;
     }
-    send(spank, request.as_ref())?;
-    if !first {
-        let shared = state::lock().request.clone();
-        return if shared == request {
-            Ok(())
-        } else {
-            Err(different_containers(&show(&shared), &show(&request)))
-        };
+    if !matches!(request, Some(Request::SlurmRuntime)) {
+        components::keep_container_option_apart()?;
     }
-    state::lock().request = request;
-    Ok(())
+    if component == 0 {
+        if !spank::is_srun() {
+            components::forget(&groups);
+        }
+        state::lock().request.clone_from(&request);
+        let apart =
+            components::needs_one_request_each(container_wanted()) && components::export(request.as_ref());
+        return send(spank, request.as_ref(), !apart);
+    }
+    let first = state::lock().request.clone();
+    if state::lock().exported.is_some() && components::export(request.as_ref()) {
+        return send(spank, request.as_ref(), false);
+    }
+    if first == request {
+        return send(spank, request.as_ref(), true);
+    }
+    if spank::is_salloc() {
+        components::set_for_group(component, first.as_ref(), request.as_ref());
+        return send(spank, request.as_ref(), false);
+    }
+    Err(different_containers(&show(&first), &show(&request)))
 }
 
-/// Puts the request into everything that goes to the node.
-fn send(spank: &Spank, request: Option<&Request>) -> Result<(), Failure> {
+/// Puts the request into what goes to the node, the environment that all components have among it or not.
+fn send(spank: &Spank, request: Option<&Request>, in_environment: bool) -> Result<(), Failure> {
     let Some(request) = request else { return Ok(()) };
     let text = request.encode();
     if text.len() > request::LIMIT {
@@ -105,7 +129,9 @@ fn send(spank: &Spank, request: Option<&Request>) -> Result<(), Failure> {
             Failure::new(message).hint("64 KiB is the limit; mount a directory above, not each file in it")
         );
     }
-    spank::set_variable(VARIABLE, &text);
+    if in_environment {
+        spank::set_variable(VARIABLE, &text);
+    }
     let wanted = matches!(request, Request::Container(_) | Request::Join(_));
     spank.set_job_control_variable(WANTED, if wanted { "yes" } else { "no" })?;
     if spank::own_option(c"export-file").is_some() {
@@ -151,7 +177,7 @@ fn refuse_without_shell() -> Result<(), Failure> {
 
 /// `--export=ALL,SLURM_CONTAINER=none` would set on the node what contradicts the option.
 fn refuse_exported_requests() -> Result<(), Failure> {
-    let mut list = spank::own_option(c"export").unwrap_or_default();
+    let mut list = components::typed_export().unwrap_or_default();
     // Slurm takes quotes away.
     list.retain(|byte| !b"'\"\\".contains(byte));
     let is_ours = |item: &&[u8]| {
@@ -273,7 +299,9 @@ fn named_image(ours: Option<&GivenOption>) -> Result<Option<ImageOption>, Failur
 fn different_containers(one: &str, other: &str) -> Failure {
     let message =
         format!("the components of a heterogeneous job ask for different containers: {one} and {other}");
-    Failure::new(message).hint("give every component the same --container, or run them as separate steps")
+    Failure::new(message).hint(
+        "sbatch cannot hand them on; give them to srun in the script: `srun --het-group=0 --container=A … : --het-group=1 --container=B …`",
+    )
 }
 
 fn show(request: &Option<Request>) -> String {
@@ -302,5 +330,7 @@ fn slurms_own_option() -> Option<Vec<u8>> {
     if !options::slurm_has_container() {
         return None;
     }
-    spank::own_option(c"container").or_else(|| var_os(SLURM_CONTAINER).map(OsStringExt::into_vec))
+    spank::own_option(c"container")
+        .or_else(|| var_os(SLURM_CONTAINER).map(OsStringExt::into_vec))
+        .or_else(|| state::lock().slurm_container.clone())
 }

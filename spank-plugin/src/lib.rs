@@ -17,6 +17,7 @@
 mod broadcast;
 mod channel;
 mod client;
+mod components;
 mod crontab;
 mod duplicate_load;
 mod environment;

@@ -32,7 +32,7 @@ pub fn refuse_on_node(spank: &Spank) -> Result<(), Failure> {
         return Ok(());
     }
     if spank.job_variable(CHECKED_VARIABLE)?.is_some() {
-        spank.unset_job_variable(c"SLURM_MIZZEN_SRUN");
+        forget_check(spank);
         return Ok(());
     }
     match spank.arguments()?.as_slice() {
@@ -42,6 +42,11 @@ pub fn refuse_on_node(spank: &Spank) -> Result<(), Failure> {
         .hint("mizzen was not active where srun was called; check plugstack.conf there")),
         _ => Ok(()),
     }
+}
+
+/// A task: takes the variable out of its environment.
+pub fn forget_check(spank: &Spank) {
+    spank.unset_job_variable(c"SLURM_MIZZEN_SRUN");
 }
 
 /// Whether this Slurm shows a plugin other arguments than its tasks have.

@@ -87,6 +87,10 @@ fn is_script(spank: &Spank) -> bool {
 
 /// A task, as the user, just before Slurm's prologs and its program: hands over to the launcher. A failure ends it.
 pub fn hand_over(spank: &Spank) -> Result<(), Failure> {
+    if requested::nothing_asked(spank) {
+        multi_prog::forget_check(spank);
+        return Ok(());
+    }
     if !container_wanted(spank) {
         return crontab::refuse(spank).map_err(|failure| failure.about(node_name(spank)));
     }
@@ -94,7 +98,10 @@ pub fn hand_over(spank: &Spank) -> Result<(), Failure> {
     let done = match failure {
         Some(failure) => Err(failure),
         None => request(spank).and_then(|request| match request {
-            Request::Host => requested::hand_down(spank, &request),
+            Request::Host => {
+                multi_prog::forget_check(spank);
+                requested::hand_down(spank, &request)
+            }
             Request::SlurmRuntime if oci::slurm_runs_containers() => Ok(()),
             Request::SlurmRuntime => Err(Failure::new(
                 "--container: this node has no oci.conf, the login node has",

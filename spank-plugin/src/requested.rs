@@ -10,14 +10,14 @@
 //! 4. an option, or a variable MIZZEN_CONTAINER…, of which no client has made a request: mizzen was not active where the
 //!    job was submitted. An environment file is refused then: nobody has read it, and nodes do not.
 
-use mizzen_core::request::{LIMIT, SUBMITTED_VARIABLE, VARIABLE, unread_environment};
+use mizzen_core::request::{LIMIT, SUBMITTED_VARIABLE, UNASKED, VARIABLE, unread_environment};
 use mizzen_core::{Failure, Request, Settings};
 
 use crate::client::SLURM_CONTAINER;
 use crate::oci;
 use crate::options::{self, Meaning};
 use crate::spank::{Spank, Step};
-use crate::state;
+use crate::state::{self, GivenOption};
 
 /// Whether a container was asked for at all, however badly.
 pub fn container_wanted(spank: &Spank) -> bool {
@@ -66,26 +66,44 @@ fn look(spank: &Spank) -> Result<Option<Request>, Failure> {
     if let Some(text) = submitted {
         return Request::decode(&text).map(Some);
     }
-    let handed = spank.job_variable(VARIABLE)?.map(|text| Request::decode(&text)).transpose()?;
+    let text = spank.job_variable(VARIABLE)?;
+    let unasked = text.as_deref().is_some_and(is_unasked);
+    let handed = text.filter(|_| !unasked).map(|text| Request::decode(&text)).transpose()?;
     let adopted = |_: &Vec<u8>| options::slurm_has_container() && !oci::slurm_runs_containers();
     match (spank.job_variable(SLURM_CONTAINER)?.filter(adopted), handed) {
         (Some(value), Some(Request::Container(outer))) => {
             Request::from_bare_option("--container", &value, || Ok(outer.settings)).map(Some)
         }
         (Some(value), None) => {
-            Request::from_bare_option("--container", &value, || bare_settings(spank)).map(Some)
+            let reported = if unasked { Vec::new() } else { state::lock().options.clone() };
+            Request::from_bare_option("--container", &value, || bare_settings(spank, &reported)).map(Some)
         }
         (Some(value), Some(Request::Host | Request::Join(_))) => {
             Request::from_bare_option("--container", &value, || Ok(Settings::default())).map(Some)
         }
         (_, Some(request)) => Ok(Some(request)),
-        (None, None) => bare_option(spank),
+        // The options that are reported here are those of another component.
+        (None, None) if unasked => bare_option(spank, &[]),
+        (None, None) => {
+            let reported = state::lock().options.clone();
+            bare_option(spank, &reported)
+        }
     }
 }
 
+/// Whether the client has said that this component of a heterogeneous job asks for nothing, while others do. The task then goes
+/// on as in a job without containers. What says so stays in its environment: Slurm hands the options of the others down to it.
+pub fn nothing_asked(spank: &Spank) -> bool {
+    let says_so = |text: Option<Vec<u8>>| text.is_some_and(|text| is_unasked(&text));
+    spank.job_variable(VARIABLE).is_ok_and(says_so) && matches!(find(spank), Ok(None))
+}
+
+fn is_unasked(text: &[u8]) -> bool {
+    text == UNASKED.as_bytes()
+}
+
 /// An option or variable that comes without any request.
-fn bare_option(spank: &Spank) -> Result<Option<Request>, Failure> {
-    let reported = state::lock().options.clone();
+fn bare_option(spank: &Spank, reported: &[GivenOption]) -> Result<Option<Request>, Failure> {
     let variables = spank.job_variables()?;
     let last = |meaning| reported.iter().rfind(|option| option.meaning() == Some(meaning));
     if let Some(file) = last(Meaning::Environment) {
@@ -102,10 +120,9 @@ fn bare_option(spank: &Spank) -> Result<Option<Request>, Failure> {
         (None, None, Some(other)) => (other.name(), Vec::new()),
         (None, None, None) => return Ok(None),
     };
-    Request::from_bare_option(&option, &value, || bare_settings(spank)).map(Some)
+    Request::from_bare_option(&option, &value, || bare_settings(spank, reported)).map(Some)
 }
 
-fn bare_settings(spank: &Spank) -> Result<Settings, Failure> {
-    let reported = state::lock().options.clone();
-    Ok(options::settings(&reported)?.or(spank.job_variables()?.settings()?))
+fn bare_settings(spank: &Spank, reported: &[GivenOption]) -> Result<Settings, Failure> {
+    Ok(options::settings(reported)?.or(spank.job_variables()?.settings()?))
 }

@@ -13,6 +13,7 @@ use mizzen_core::settings::Argument;
 use mizzen_core::{Config, Failure, Reference, Request, Variables};
 
 use crate::channel::StepdChannel;
+use crate::components::{Exported, Groups};
 use crate::duplicate_load::LoadRole;
 use crate::options::{self, Meaning};
 
@@ -34,6 +35,14 @@ pub struct State {
     pub components: u32,
     /// Client: the request that the enclosing job hands down.
     pub inherited: Option<Vec<u8>>,
+    /// Client: the requests that it hands down for single groups.
+    pub inherited_groups: Vec<(u32, Vec<u8>)>,
+    /// srun: which groups its components are for.
+    pub groups: Groups,
+    /// srun: `--export` with the last component's request, where every component has one of its own.
+    pub exported: Option<Exported>,
+    /// Client: Slurm's own variable for `--container`, before Slurm itself has set it.
+    pub slurm_container: Option<Vec<u8>>,
     /// Client: the variables that stand for options.
     pub variables: Variables,
     /// Client: the first component's request.
@@ -100,6 +109,10 @@ static STATE: Mutex<State> = Mutex::new(State {
     failure: None,
     components: 0,
     inherited: None,
+    inherited_groups: Vec::new(),
+    groups: Groups::NONE,
+    exported: None,
+    slurm_container: None,
     variables: Variables::NONE,
     request: None,
     environments: Vec::new(),

@@ -208,12 +208,47 @@ fn hands_the_container_down(release: Release) {
 
 fn keeps_components_apart(release: Release) {
     let cluster = with_images(Spec { nodes: 2, ..one_node(release, "components") });
+    let print = "/bin/sh -c 'echo $(hostname) $(cat /image 2>/dev/null || echo host)'";
+    let sorted = |command: &str, expected: &str| {
+        let ran = cluster.run(&format!("set -o pipefail; {{ {command}; }} | sort"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (0, expected), "{release} {command}: {}", ran.text());
+    };
     for option in CONTAINER_OPTIONS {
         let (a, b) = (format!("{option}=/shared/a.sqsh"), format!("{option}=/shared/b.sqsh"));
+        let both = format!("srun -Q -N1 {a} {print} : -N1 {b} {print}");
+        sorted(&both, "node1 a\nnode2 b\n");
+        sorted(&format!("srun -Q -N1 {print} : -N1 {b} {print}"), "node1 host\nnode2 b\n");
+        sorted(&format!("srun -Q -N1 {a} {print} : -N1 {print}"), "node1 a\nnode2 host\n");
+        sorted(&format!("srun -Q -N1 {a} {print} : -N1 {a} {print}"), "node1 a\nnode2 a\n");
+        sorted(
+            &format!("srun -Q -N1 {a} --export=NONE {print} : -N1 --export=X=1 {b} {print}"),
+            "node1 a\nnode2 b\n",
+        );
+        // In one allocation, which may have a container itself.
+        sorted(&format!("salloc -Q -N2 {both}"), "node1 a\nnode2 b\n");
+        // Slurm can refuse its own option to salloc.
+        let outer = "--container-image=/shared/a.sqsh";
+        sorted(&format!("salloc -Q -N2 {outer} srun -Q -N1 {print} : -N1 {b} {print}"), "node1 a\nnode2 b\n");
+        sorted(
+            &format!("salloc -Q -N2 {outer} srun -Q -N1 {option}=none {print} : -N1 {print}"),
+            "node1 host\nnode2 a\n",
+        );
+        // In a heterogeneous job, which may have containers itself.
+        let groups = format!("srun -Q --het-group=0 {a} {print} : --het-group=1 {b} {print}");
+        sorted(&format!("salloc -Q -N1 : -N1 {groups}"), "node1 a\nnode2 b\n");
+        let same = format!("srun -Q --het-group=0,1 {b} {print}");
+        sorted(&format!("salloc -Q -N1 {outer} : -N1 {same}"), "node1 b\nnode2 b\n");
+        let script = format!("cat > job <<'END'\n#!/bin/sh\n{groups}\nEND\n");
+        for containers in ["-N1 : -N1".to_owned(), format!("-N1 {outer} : -N1 {outer}")] {
+            sorted(
+                &format!("{script}sbatch -Q --wait -o out {containers} job; cat out"),
+                "node1 a\nnode2 b\n",
+            );
+        }
         for command in [
-            format!("srun -N1 {a} touch /shared/marker : -N1 {b} touch /shared/marker"),
-            format!("srun -N1 touch /shared/marker : -N1 {b} touch /shared/marker"),
             format!("sbatch -N1 {a} : -N1 {b} --wrap 'touch /shared/marker'"),
+            // Slurm's own option it would give to both.
+            "sbatch -N1 : -N1 --container-image=/shared/b.sqsh --wrap 'touch /shared/marker'".to_owned(),
             format!(
                 "printf '#!/bin/sh\\n#SBATCH -N1 {b}\\n#SBATCH hetjob\\n#SBATCH -N1 {a}\\ntouch /shared/marker\\n' | sbatch"
             ),
@@ -225,12 +260,28 @@ fn keeps_components_apart(release: Release) {
             assert_eq!(refused.code, 1, "{release} {command}: {}", refused.text());
             let message = "mizzen: the components of a heterogeneous job ask for different containers: ";
             assert_eq!(refused.stderr.matches(message).count(), 1, "{release} {command}: {}", refused.text());
+            assert!(
+                refused.stderr.contains("mizzen: hint: sbatch cannot hand them on"),
+                "{}",
+                refused.text()
+            );
         }
         assert_eq!(cluster.run("ls /shared/marker").stdout, "", "{release}");
-        let print = "sh -c 'echo $(hostname) $(cat /image)'";
-        let same = cluster.run(&format!("srun -N1 {a} {print} : -N1 {a} {print} | sort"));
-        assert_out(&same, 0, "node1 a\nnode2 a\n");
     }
+    let (a, b) = ("--container-image=/shared/a.sqsh", "--container-image=/shared/b.sqsh");
+    for (first, second, expected) in [
+        (a, b, "node1 a\nnode1 a\nnode2 b\nnode2 b\n"),
+        ("", b, "node1 host\nnode1 host\nnode2 b\nnode2 b\n"),
+        (a, "", "node1 a\nnode1 a\nnode2 host\nnode2 host\n"),
+        (a, "--container-image=none", "node1 a\nnode1 a\nnode2 host\nnode2 host\n"),
+    ] {
+        let steps = format!(
+            "srun -Q --het-group=0,1 {print}; srun -Q --het-group=1 --export=NONE {print}; srun -Q {print}"
+        );
+        let script = format!("cat > steps <<'END'\n{steps}\nEND\n");
+        sorted(&format!("{script}salloc -Q -N1 {first} : -N1 {second} sh steps"), expected);
+    }
+    assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
 }
 
 fn ignores_the_extern_step(release: Release) {

@@ -337,32 +337,62 @@ fn components_share_one_container() {
     ));
     assert_out(&sbatch, 0, "a\na\n");
     let message = "mizzen: the components of a heterogeneous job ask for different containers: ";
-    for (first, second) in [
-        (a, "--container=/shared/b.sqsh"),
-        (a, "--container=none"),
-        (
-            "--container=/shared/a.sqsh --container-workdir=/etc",
-            "--container=/shared/a.sqsh --container-workdir=/usr",
-        ),
-        (
-            "--container=/shared/a.sqsh --container-writable",
-            "--container=/shared/a.sqsh --container-readonly",
-        ),
-        (
-            "--container=/shared/a.sqsh --container-mounts=/usr:/a",
-            "--container=/shared/a.sqsh --container-mounts=/usr:/b",
-        ),
+    for second in [
+        "--container=/shared/b.sqsh",
+        "--container=none",
+        "--container=/shared/a.sqsh --container-workdir=/usr",
+        "--container=/shared/a.sqsh --container-mounts=/usr:/b",
     ] {
-        for command in [
-            format!("srun -N1 {first} touch /shared/marker : -N1 {second} touch /shared/marker"),
-            format!("sbatch -N1 {first} : -N1 {second} --wrap 'touch /shared/marker'"),
-        ] {
-            let refused = cluster.run(&command);
-            assert_eq!(refused.stderr.matches(message).count(), 1, "{command}: {}", refused.text());
-            assert_eq!(refused.code, 1, "{}", refused.text());
-        }
+        let command =
+            format!("sbatch -N1 {a} --container-workdir=/etc : -N1 {second} --wrap 'touch /shared/marker'");
+        let refused = cluster.run(&command);
+        assert_eq!(refused.stderr.matches(message).count(), 1, "{command}: {}", refused.text());
+        assert_eq!(refused.code, 1, "{}", refused.text());
     }
     assert_eq!(cluster.run("ls /shared/marker").stdout, "");
+}
+
+#[test]
+fn every_component_has_its_own_settings() {
+    let cluster = with_images(Spec { nodes: 2, ..one_node(Release::Slurm22_05, "own-settings") });
+    let a = "--container=/shared/a.sqsh";
+    let print = "sh -c 'echo $(hostname) $(cat /image) $(pwd) $(ls -d /a /b 2>/dev/null) $X'";
+    for (first, second, expected) in [
+        ("--container-workdir=/etc", "--container-workdir=/usr", "node1 a /etc\nnode2 a /usr\n"),
+        ("--container-workdir=/etc", "", "node1 a /etc\nnode2 a /home/alice\n"),
+        (
+            "--container-mounts=/usr:/a,/etc:/b",
+            "--container-mounts=/usr:/b",
+            "node1 a /home/alice /a /b\nnode2 a /home/alice /b\n",
+        ),
+        // What the user exports holds as without mizzen: Slurm hands the list on to the next component.
+        ("--export=ALL,X=1", "", "node1 a /home/alice 1\nnode2 a /home/alice 1\n"),
+        ("--export=ALL,X=1", "--export=ALL,X=2", "node1 a /home/alice 1\nnode2 a /home/alice 2\n"),
+    ] {
+        let srun = cluster.run(&format!("srun -Q -N1 {a} {first} {print} : -N1 {a} {second} {print} | sort"));
+        assert_out(&srun, 0, expected);
+    }
+    // The variables stand for every component.
+    let variable =
+        cluster.run(&format!("MIZZEN_CONTAINER=/shared/a.sqsh srun -Q -N1 {print} : -N1 {print} | sort"));
+    assert_out(&variable, 0, "node1 a /home/alice\nnode2 a /home/alice\n");
+    let variable =
+        cluster.run(&format!("SLURM_CONTAINER=/shared/a.sqsh srun -Q -N1 {print} : -N1 {print} | sort"));
+    assert_out(&variable, 0, "node1 a /home/alice\nnode2 a /home/alice\n");
+    // A component without a container has the environment of a job without one, and can ask for one itself.
+    let nested = "sh -c 'ls /image; echo $SLURM_MIZZEN_SRUN; MIZZEN_CONTAINER=/shared/b.sqsh srun --overlap -Q -N1 -n1 cat /image'";
+    let nested = cluster.run(&format!("srun -Q -N1 {nested} : -N1 {a} true"));
+    assert_eq!((nested.code, nested.stdout.as_str()), (0, "\nb\n"), "{}", nested.text());
+    let export =
+        cluster.run(&format!("srun -N1 {a} true : -N1 {a} --export=ALL,SLURM_MIZZEN_REQUEST=none true"));
+    assert_failed(&export, 1, "--export: \"SLURM_MIZZEN_REQUEST=none\" beside a container that is asked for");
+    let missing = cluster.run(&format!("srun -N1 {a} true : -N1 --container=/shared/missing true"));
+    assert_failed(&missing, 1, "--container: no such image; tried /shared/missing");
+    // Steps that name their groups in a way that mizzen does not read are refused where the groups differ.
+    let groups = cluster
+        .run(&format!("salloc -Q -N1 : -N1 --container-image=/shared/a.sqsh srun --het-group=[0,[1]] true"));
+    assert_eq!(groups.code, 1, "{}", groups.text());
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
 }
 
 #[test]

@@ -34,8 +34,8 @@ use crate::{Context, Hook, container_wanted, dispatch, other_nodes, state, versi
 use handle::strings;
 pub use handle::{Spank, Step};
 pub use program::{
-    Interruptible, forget_own_option, is_salloc, is_srun, other_owner, own_option, set_variable,
-    unset_variable,
+    Interruptible, forget_own_option, is_salloc, is_srun, other_owner, own_option, set_own_option,
+    set_variable, unset_variable,
 };
 
 /// The plugin's name, by which Slurm tells whose an option is.

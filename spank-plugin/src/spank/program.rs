@@ -1,7 +1,7 @@
 //! The program that has loaded the plugin, where that is srun, sbatch or salloc: its own options and variables. As the
 //! user.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use mizzen_core::failure::quote;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
@@ -29,6 +29,15 @@ pub fn forget_own_option(name: &CStr) -> bool {
     // SAFETY: as above.
     own_options::<Reset>(b"slurm_option_reset\0")
         .is_some_and(|(options, reset)| unsafe { reset(options, name.as_ptr()) })
+}
+
+/// Replaces one of the program's own options, as cli_filter plugins do; false if it cannot.
+pub fn set_own_option(name: &CStr, value: &[u8]) -> bool {
+    type Set = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, bool) -> c_int;
+    let Ok(value) = CString::new(value) else { return false };
+    // SAFETY: as above; Slurm copies the value. The last argument says that this is not the first pass over the words.
+    own_options::<Set>(b"slurm_option_set\0")
+        .is_some_and(|(options, set)| unsafe { set(options, name.as_ptr(), value.as_ptr(), false) } == 0)
 }
 
 /// The plugin that has taken this option's name before mizzen, if the user has given the option.
@@ -60,13 +69,12 @@ pub fn is_srun() -> bool {
     unsafe { sys::spank_context() == sys::S_CTX_LOCAL }
 }
 
-/// Whether this is salloc.
+/// Whether this program is salloc.
 pub fn is_salloc() -> bool {
-    has(b"saopt\0")
+    has_symbol(b"saopt\0")
 }
 
-/// Whether this program has a symbol.
-fn has(name: &[u8]) -> bool {
+fn has_symbol(name: &[u8]) -> bool {
     // SAFETY: the symbol is looked up, not used.
     unsafe { libloading::os::unix::Library::this().get::<*mut c_void>(name) }.is_ok()
 }
@@ -75,7 +83,7 @@ fn has(name: &[u8]) -> bool {
 /// release that had none, only what the callers do with them would be lost.
 fn own_options<F: Copy>(function: &[u8]) -> Option<(*mut c_void, F)> {
     let this_process = libloading::os::unix::Library::this();
-    if !has(b"sropt\0") && !has(b"sbopt\0") && !has(b"saopt\0") {
+    if ![b"sropt\0", b"sbopt\0", b"saopt\0"].into_iter().any(|name| has_symbol(name)) {
         return None;
     }
     // SAFETY: in a program that has one of those, `opt` is the variable that holds the options. The function's type is
