@@ -192,11 +192,11 @@ fn a_save_that_fails_loses_nothing() {
         let cancelled = cluster.run(&format!(
             "srun -Q --container=/shared/a.sqsh --container-save=kept.sqsh \
              sh -c 'dd if=/dev/urandom of=/big bs=1M count={size} 2>/dev/null' & \
-             for i in $(seq 300); do pgrep -f -- --save-as >/dev/null && break; sleep 0.05; done; pgrep -f -- --save-as >/dev/null; echo saving $?; \
-             sleep 0.{run}; {how}; wait; cat kept.sqsh; \
+             for i in $(seq 1500); do p=$(pgrep -f -- '[-]-save-as') && break; sleep 0.01; done; sleep 0.{run:02}; \
+             kill -STOP $p && echo in the middle; {how}; sleep 0.5; kill -CONT $p 2>/dev/null; wait; cat kept.sqsh; \
              for i in $(seq 100); do pgrep mizzen >/dev/null || break; sleep 0.1; done; ls -A | grep -e kept -e tmp"
         ));
-        assert_out(&cancelled, 0, "saving 0\nold\nkept.sqsh\n");
+        assert_out(&cancelled, 0, "in the middle\nold\nkept.sqsh\n");
     }
     // What ends a step before it has ended by itself is not saved.
     let early = cluster.run(
