@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::env::{args_os, var_os, vars_os};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use mizzen_core::failure::quote;
 use mizzen_core::request::{GROUP_VARIABLE, UNASKED, VARIABLE};
 use mizzen_core::{Failure, Request};
 
@@ -33,18 +34,24 @@ impl Groups {
     /// Before the first component.
     pub const NONE: Groups = Groups { lists: 0, left: Vec::new() };
 
-    /// The group of the next component; None if `--het-group` cannot be read. For each of the groups that it lists, Slurm goes
-    /// through the options once. Without it the number of the list is the group's.
-    pub fn next(&mut self, het_group: Option<&[u8]>) -> Option<u32> {
+    /// The group of the next component. For each of the groups that `--het-group` lists, Slurm goes through the options once,
+    /// and shows this one's number or the whole list. Without it the number of the list of options is the group's.
+    pub fn next(&mut self, het_group: Option<&[u8]>) -> Result<u32, Failure> {
         if self.left.is_empty() {
             self.left = match het_group {
-                Some(list) => read_groups(list)?.into_iter().collect(),
+                Some(list) => read_groups(list).ok_or_else(|| unknown_group(list))?.into_iter().collect(),
                 None => vec![self.lists],
             };
             self.lists += 1;
         }
-        Some(self.left.remove(0))
+        Ok(self.left.remove(0))
     }
+}
+
+fn unknown_group(list: &[u8]) -> Failure {
+    let message =
+        format!("--het-group={}: mizzen cannot tell which component's container is meant", quote(list));
+    Failure::new(message).hint("write numbers and ranges: --het-group=0,2-3")
 }
 
 /// `0,2-4`, perhaps in brackets; never empty.
@@ -71,13 +78,7 @@ pub fn inherited(all: Option<&[u8]>, groups: &[(u32, Vec<u8>)]) -> Result<Option
         None
     } else {
         let list = spank::own_option(c"het-group");
-        let group = state::lock().groups.next(list.as_deref()).ok_or_else(|| {
-            let shown = mizzen_core::failure::quote(list.as_deref().unwrap_or_default());
-            Failure::new(format!(
-                "--het-group={shown}: mizzen cannot tell which component's container is meant"
-            ))
-            .hint("write numbers and ranges: --het-group=0,2-3")
-        })?;
+        let group = state::lock().groups.next(list.as_deref())?;
         groups.iter().find(|(number, _)| *number == group).map(|(_, text)| text.as_slice())
     };
     match own.or(all) {
@@ -211,14 +212,18 @@ mod tests {
     fn groups_are_counted_as_slurm_does() {
         let count = |lists: &[Option<&str>]| {
             let mut groups = Groups::NONE;
-            lists.iter().map(|list| groups.next(list.map(str::as_bytes))).collect::<Vec<_>>()
+            lists.iter().map(|list| groups.next(list.map(str::as_bytes))).collect::<Result<Vec<_>, _>>()
         };
-        assert_eq!(count(&[None, None, None]), [Some(0), Some(1), Some(2)]);
-        assert_eq!(count(&[Some("1,0"), Some("1,0"), Some("3")]), [Some(0), Some(1), Some(3)]);
-        assert_eq!(count(&[Some("[0-1]"), Some("[0-1]"), Some("[0-1]")]), [Some(0), Some(1), Some(0)]);
-        assert_eq!(count(&[Some("4"), None]), [Some(4), Some(1)]);
+        assert_eq!(count(&[None, None, None]), Ok(vec![0, 1, 2]));
+        assert_eq!(count(&[Some("0"), Some("1"), Some("3")]), Ok(vec![0, 1, 3]));
+        assert_eq!(count(&[Some("1,0"), Some("1,0"), Some("3")]), Ok(vec![0, 1, 3]));
+        assert_eq!(count(&[Some("[0-1]"), Some("[0-1]"), Some("[0-1]")]), Ok(vec![0, 1, 0]));
+        assert_eq!(count(&[Some("4"), None]), Ok(vec![4, 1]));
         for nonsense in ["", "a", "1-", "2-1", "0,,1", "0-4294967295", "[0"] {
-            assert_eq!(count(&[Some(nonsense)]), [None], "{nonsense}");
+            let failure = count(&[Some(nonsense)]).unwrap_err();
+            let message =
+                format!("--het-group={nonsense}: mizzen cannot tell which component's container is meant");
+            assert_eq!(failure.message, message);
         }
     }
 
