@@ -27,9 +27,11 @@ use crate::handover::OtherNodes;
 
 /// On the step's first node. The other nodes may be about to fail as well.
 const WAIT: Duration = Duration::from_millis(500);
-/// So much longer on each node after it; a signal reaches all nodes in less.
+/// So much longer on the others; the first one's signal reaches all nodes in less, also where the controller is busy.
+const OTHERS: Duration = Duration::from_millis(750);
+/// So much longer on each node after the second, up to a limit.
 const NEXT: Duration = Duration::from_millis(250);
-const NEXT_LIMIT: u32 = 6;
+const NEXT_LIMIT: u32 = 5;
 /// For the programs to end by themselves.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -71,7 +73,10 @@ pub fn cancel_told_step(step: &str, nodes: &OtherNodes) {
 }
 
 fn turn(nodes: &OtherNodes) -> Duration {
-    WAIT + NEXT * nodes.index.min(NEXT_LIMIT)
+    match nodes.index.checked_sub(1) {
+        None => WAIT,
+        Some(further) => WAIT + OTHERS + NEXT * further.min(NEXT_LIMIT),
+    }
 }
 
 fn end_step(step: &str, nodes: &OtherNodes) {
