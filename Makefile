@@ -13,6 +13,8 @@ HOST  := $(shell rustc -vV | sed -n 's/^host: //p')
 TOOLS := target/tools
 # Where `install` takes the programs from.
 FROM  ?= target/release
+# yes: `install` makes the link `enroot` too, for scripts that have the words of that command.
+ENROOT ?= no
 # release, or quick: built in seconds after an edit, and a little slower.
 PROFILE ?= release
 # How many pairs of trainings bench-training compares.
@@ -37,7 +39,7 @@ help:
 	@echo 'make cluster    a shell on a throw-away cluster; RELEASE=22.05 NODES=2 (root)'
 	@echo 'make build      target/release/mizzen, mizzen-import and libspank_mizzen.so'
 	@echo 'make portable   the same for every distribution with glibc $(GLIBC) or newer: target/portable/'
-	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM)'
+	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM) ENROOT=$(ENROOT)'
 	@echo 'make docs       the documents as a book: target/book/index.html'
 	@echo 'make docs-test  the book in a browser: nothing overflows, nothing is missing'
 	@echo 'make lint       formatting and clippy'
@@ -59,6 +61,7 @@ install:
 	install -D -m 755 $(FROM)/libspank_mizzen.so $(DESTDIR)$(PREFIX)/lib/mizzen/spank_mizzen.so
 	install -D -m 755 $(FROM)/mizzen $(DESTDIR)$(PREFIX)/bin/mizzen
 	ln -sf ../../bin/mizzen $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-enter
+	test '$(ENROOT)' != yes || ln -sf mizzen $(DESTDIR)$(PREFIX)/bin/enroot
 	install -D -m 755 $(FROM)/mizzen-import $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-import
 	test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml || \
 	  install -D -m 644 conf/mizzen.toml $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml

@@ -1,5 +1,6 @@
 //! The command line: help, man page and shell completions all come from these definitions.
 
+pub mod enroot;
 pub mod images;
 
 use std::ffi::OsString;

@@ -14,11 +14,12 @@ use mizzen_core::{Config, Failure};
 
 use crate::cli::{CacheCommand, Cli, Command, ContainersCommand, EnvCommand};
 use crate::containers::commands::Containers;
+use crate::options::RunOptions;
 use crate::report::{print, report, written};
 use crate::stage::commands::{Outcome, Stager};
 use crate::{
-    check_config, cli, doctor, environment, importer, inspect, manual, pipeline, raised_limits, share, slurm,
-    stage, step, sys, trace,
+    check_config, cli, doctor, enroot, environment, importer, inspect, manual, pipeline, raised_limits,
+    share, slurm, stage, step, sys, trace,
 };
 
 /// Does what the process was started for.
@@ -45,6 +46,9 @@ pub fn run_process() -> ExitCode {
 fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
     if called.file_name().is_some_and(|name| name == step::NAME) {
         return step::run();
+    }
+    if called.file_name().is_some_and(|name| name == enroot::NAME) {
+        return enroot::run(words);
     }
     if called == Path::new(BROADCASTER) {
         return stage::broadcast::run(words);
@@ -88,7 +92,9 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// The words of this process's command line; or the exit code, where the help was asked for or they are wrong.
 pub fn parse_words() -> Result<Cli, ExitCode> {
-    Cli::try_parse().map_err(|error| told_by_clap(&error))
+    // A wrong `mizzen run` must not look like a program that exits with 2.
+    let runs = std::env::args_os().nth(1).is_some_and(|command| command == "run");
+    Cli::try_parse().map_err(|error| told_by_clap(&error, runs))
 }
 
 /// Tells of a failure, if there is one.
@@ -102,24 +108,31 @@ pub fn ended(outcome: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// The help and the version, which are results, or what is wrong with the words.
-fn told_by_clap(error: &clap::Error) -> ExitCode {
+/// The help and the version, which are results, or what is wrong with the words of a command, which may run a program.
+pub fn told_by_clap(error: &clap::Error, runs: bool) -> ExitCode {
     if !error.use_stderr() {
         let printed = sys::check_stdout().and_then(|()| error.print());
         return ended(written(printed.and_then(|()| std::io::stdout().flush())));
     }
     // Nobody is left to be told when this fails.
     let _ = error.print();
-    // A wrong `mizzen run` must not look like a program that exits with 2.
-    let run = std::env::args_os().nth(1).is_some_and(|command| command == "run");
-    ExitCode::from(if run { FailureKind::CannotStart.exit_code() } else { 2 })
+    ExitCode::from(if runs { FailureKind::CannotStart.exit_code() } else { 2 })
 }
 
 fn run(container: cli::ContainerArgs) -> ExitCode {
-    let outcome = container.into_options().and_then(|options| match share::find(&options)? {
+    ran(container.into_options().and_then(start))
+}
+
+/// Runs a program in a container: its exit code.
+pub fn start(options: RunOptions) -> Result<i32, Failure> {
+    match share::find(&options)? {
         None => pipeline::run(options),
         Some(shared) => share::run(&options, &shared),
-    });
+    }
+}
+
+/// Ends as the program did, or tells why there was none.
+pub fn ran(outcome: Result<i32, Failure>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(FailureKind::CannotStart.exit_code())),
         Err(failure) => {

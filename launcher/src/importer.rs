@@ -1,6 +1,7 @@
 //! Starts `mizzen-import`, in place of this process or as a child that is asked for an image. It has what talks to registries and
 //! reads archives; the launcher, which every task executes and which root runs, has none of it. Runs as the user who calls it.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -25,13 +26,18 @@ const NAME: &str = "mizzen-import";
 
 /// Becomes the importer, with the words of this command line. Returns only why it could not.
 pub fn exec() -> Failure {
+    exec_with(std::env::args_os().skip(1))
+}
+
+/// The same with these words.
+pub fn exec_with(words: impl Iterator<Item = OsString>) -> Failure {
     let program = match find() {
         Ok(program) => program,
         Err(failure) => return failure,
     };
     let mut command = Command::new(&program);
     // Its messages are those of `mizzen`.
-    command.arg0("mizzen").args(std::env::args_os().skip(1));
+    command.arg0("mizzen").args(words);
     raised_limits::restore();
     Failure::caused_by(format!("cannot start the importer: {}", shown(&program)), command.exec()).or_hint(
         format!("`make install` and the package of mizzen put it there; copy {NAME} of the same version"),

@@ -7,6 +7,7 @@ mod containers;
 mod dispatch;
 mod doctor;
 mod elf;
+mod enroot;
 mod environment;
 mod find_image;
 pub mod fuzz;

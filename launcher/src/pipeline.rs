@@ -115,6 +115,35 @@ fn run_in(
     run_program(&Program::new(options, &facts, command, &environment), save)
 }
 
+/// Makes a named container without starting it. `clear` is done when its image is known to be good.
+pub fn create(mut options: RunOptions, clear: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    let image = stage_and_load(&import(&options)?, &options)?;
+    clear()?;
+    match containers::find(&mut options)? {
+        Some(Found::Stopped(mut claim)) => claim.root(&options, &image).and_then(|_| claim.make()),
+        _ => Err(Failure::new("a container that is to be made runs")),
+    }
+}
+
+/// Saves a named container without a program in it.
+pub fn save(mut options: RunOptions, target: &SaveTarget) -> Result<(), Failure> {
+    let reporter = Box::new(StderrReporter::for_this_process());
+    match containers::find(&mut options)? {
+        Some(Found::Running(running)) => {
+            enter(*running, &options, reporter)?;
+        }
+        Some(Found::Stopped(claim)) => {
+            let prepared = prepare_run(&options, reporter, Some(*claim))?;
+            build_and_enter(&options, prepared)?;
+        }
+        Some(Found::Step(_)) | None => {
+            return Err(Failure::new("only a container with a name can be saved so"));
+        }
+    }
+    report_note(&target.save_now()?);
+    Ok(())
+}
+
 /// Everything but the side effects, for `mizzen plan`: the image is read where it is, and nothing is served.
 pub fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let mut options = RunOptions { staging: StagingOptions::never(), ..options.clone() };

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use mizzen_tests::{Release, run_tool, target_dir};
+use mizzen_tests::{Release, repository, run_tool, target_dir};
 
 fn staged(path: &str) -> PathBuf {
     let file = target_dir().join("stage").join(path);
@@ -202,4 +202,20 @@ fn the_launcher_checks_the_configuration() {
     let (code, _, stderr) = mizzen(&["check-config", &file]);
     assert!(code == 1 && stderr.starts_with(&format!("mizzen: {file}: no such file")), "{stderr}");
     assert_eq!(mizzen(&["no-such-command"]).0, 2);
+}
+
+#[test]
+fn the_command_enroot_is_installed_where_it_is_asked_for() {
+    let names = |asked: &[&str]| {
+        let root = target_dir().join(format!("install-{}-{}", std::process::id(), asked.len()));
+        let mut make = Command::new("make");
+        make.current_dir(repository()).args(["--silent", "install", "FROM=target/portable", "PREFIX=/usr"]);
+        run_tool(make.arg(format!("DESTDIR={}", root.display())).args(asked)).unwrap();
+        let link = fs::read_link(root.join("usr/bin/enroot")).ok();
+        let launcher = root.join("usr/bin/mizzen").exists();
+        fs::remove_dir_all(&root).unwrap();
+        (launcher, link)
+    };
+    assert_eq!(names(&[]), (true, None));
+    assert_eq!(names(&["ENROOT=yes"]), (true, Some(PathBuf::from("mizzen"))));
 }

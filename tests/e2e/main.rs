@@ -17,6 +17,7 @@ mod commands;
 mod container;
 mod dependencies;
 mod documents;
+mod enroot;
 mod environment_files;
 mod essentials;
 mod examples;

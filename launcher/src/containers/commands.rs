@@ -39,6 +39,29 @@ impl Containers {
         Containers { directory: config.stage_directory.clone(), scope }
     }
 
+    /// Those that no job takes with it.
+    pub fn global(config: &Config) -> Containers {
+        Containers { directory: config.stage_directory.clone(), scope: Scope::Global }
+    }
+
+    /// Whether there is one of this name.
+    pub fn has(&self, name: &str) -> Result<bool, Failure> {
+        Ok(self.names()?.iter().any(|known| known == name))
+    }
+
+    /// Their names.
+    pub fn names(&self) -> Result<Vec<String>, Failure> {
+        let scope = ScopeDirectory::open(&self.directory, &self.scope)?;
+        Ok(scope.map(|scope| scope.containers()).unwrap_or_default())
+    }
+
+    /// The numbers of the processes in one.
+    pub fn processes(&self, name: &str) -> Result<Vec<String>, Failure> {
+        let Some(scope) = ScopeDirectory::open(&self.directory, &self.scope)? else { return Ok(Vec::new()) };
+        let record = Record::read(&scope, name)?;
+        Ok(record.iter().flat_map(running::processes).collect())
+    }
+
     /// Shows all of them.
     pub fn list(&self) -> Result<Outcome, Failure> {
         let (mut text, mut listed) = (String::new(), Vec::new());

@@ -44,7 +44,7 @@ use crate::sys;
 use crate::trace::OrDebug;
 
 use record::{Record, Started};
-pub use running::step_process;
+pub use running::{container_process, step_process};
 use scope::ScopeDirectory;
 
 /// A container that was asked for by its name.

@@ -71,13 +71,22 @@ pub fn step_process(step: &str) -> Option<(String, Vec<(OsString, OsString)>)> {
     })
 }
 
+/// The environment of a process of this user's in a container, by its number.
+pub fn container_process(process: &str) -> Option<Vec<(OsString, OsString)>> {
+    let inside = mount_namespace(process)? != mount_namespace("self")?;
+    let text = fs::read(format!("/proc/{process}/environ")).ok()?;
+    (inside && is_own(process)).then(|| read_environment(&text))
+}
+
 /// The processes of this user. Root could look into those of others; they are not root's to enter either.
 fn own_processes() -> impl Iterator<Item = String> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).filter(|process| {
-        fs::metadata(format!("/proc/{process}")).is_ok_and(|found| found.uid() == geteuid().as_raw())
-    })
+    names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).filter(|process| is_own(process))
+}
+
+fn is_own(process: &str) -> bool {
+    fs::metadata(format!("/proc/{process}")).is_ok_and(|found| found.uid() == geteuid().as_raw())
 }
 
 /// The variables in the text of /proc/PID/environ.

@@ -97,11 +97,7 @@ impl SaveTarget {
 
     /// Runs the program to its end, waits for the others, and saves the container. Fails where the program does not start.
     pub fn run(&self, program: &Program, others: Others) -> Result<Saved, Failure> {
-        let failed = |what: &str, error: io::Error| Failure::caused_by(format!("cannot {what}"), error);
-        // A caller that ignores it would have our own children vanish without a word.
-        sys::reset_signal(Signal::SIGCHLD).map_err(|error| failed("reset SIGCHLD", error))?;
-        let watched = wait::watched_signals();
-        watched.thread_block().map_err(|errno| failed("block signals", errno.into()))?;
+        let watched = watch_signals()?;
         let (end, mut signal) = self.run_program(program, &watched)?;
         if others == Others::Tasks {
             wait_for_tasks();
@@ -112,9 +108,17 @@ impl SaveTarget {
             let note = format!("{} is not written: the step got {signal}", self.shown());
             return Ok(Saved { end, outcome: Ok(note) });
         }
-        let size = self.save(&watched).map_err(|failure| failure.about(self.shown()));
-        let note = |size| format!("exported the container to {}, {}", self.shown(), megabytes(size));
-        Ok(Saved { end, outcome: size.map(note) })
+        Ok(Saved { end, outcome: self.save_and_tell(&watched) })
+    }
+
+    /// Saves the container as it is, without a program. What the user should know.
+    pub fn save_now(&self) -> Result<String, Failure> {
+        self.save_and_tell(&watch_signals()?)
+    }
+
+    fn save_and_tell(&self, watched: &SigSet) -> Result<String, Failure> {
+        let size = self.save(watched).map_err(|failure| failure.about(self.shown()))?;
+        Ok(format!("exported the container to {}, {}", self.shown(), megabytes(size)))
     }
 
     fn wait_for(&self, child: Pid, watched: &SigSet) -> io::Result<(End, Option<Signal>)> {
@@ -214,6 +218,16 @@ impl SaveTarget {
         };
         start().err().unwrap_or_else(|| io::Error::other("it did not start"))
     }
+}
+
+/// Keeps signals for whoever waits for a child.
+fn watch_signals() -> Result<SigSet, Failure> {
+    let failed = |what: &str, error: io::Error| Failure::caused_by(format!("cannot {what}"), error);
+    // A caller that ignores it would have our own children vanish without a word.
+    sys::reset_signal(Signal::SIGCHLD).map_err(|error| failed("reset SIGCHLD", error))?;
+    let watched = wait::watched_signals();
+    watched.thread_block().map_err(|errno| failed("block signals", errno.into()))?;
+    Ok(watched)
 }
 
 /// What ends a step, as opposed to what programs make of other signals.

@@ -34,18 +34,27 @@ pub fn enter(
 /// The container of `step`. Its programs have this environment, and that of the program which is joined where this one says
 /// nothing, or only what holds outside.
 pub fn open(step: &str, environment: &[(OsString, OsString)]) -> Result<(Namespaces, Facts), Failure> {
-    let (process, mut joined) = step_process(step).ok_or_else(|| {
+    let (process, joined) = step_process(step).ok_or_else(|| {
         Failure::new("no such step with a container of yours runs on this node")
             .hint("squeue --steps shows the steps; give srun the step's node with --nodelist, and --overlap")
     })?;
-    let namespaces = Namespaces::of(&process)?;
+    open_process(&process, joined, environment)
+}
+
+/// The container of this process, whose environment is `joined`.
+pub fn open_process(
+    process: &str,
+    mut joined: Vec<(OsString, OsString)>,
+    environment: &[(OsString, OsString)],
+) -> Result<(Namespaces, Facts), Failure> {
+    let namespaces = Namespaces::of(process)?;
     let workdir = fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| "/".into());
     let typed = |name: &OsStr| environment.iter().any(|(known, _)| known == name);
     joined.retain(|(name, _)| !typed(name) || belongs_to_one_side(name));
     let facts = Facts {
         image_environment: joined,
         workdir,
-        workdir_why: "the directory of the step that is joined".to_owned(),
+        workdir_why: "the directory of the program that is joined".to_owned(),
         unshare: namespaces.unshare,
         ..Facts::default()
     };

@@ -8,7 +8,7 @@
 
 pub mod channel;
 pub mod entrypoint;
-mod join;
+pub mod join;
 mod step_reporter;
 
 use std::ffi::{OsStr, OsString};
