@@ -187,6 +187,15 @@ pub(crate) fn pinned_reference(text: &[u8]) -> Result<Reference, Failure> {
     Err(Failure::new(format!("\"{}\" has no digest", quote_reference(text))))
 }
 
+fn not_absolute(what: &[u8]) -> Failure {
+    Failure::new(format!("{} is not absolute", quote_reference(what)))
+        .hint("mizzen was not active where the job was submitted; check plugstack.conf there")
+}
+
+fn refuse_relative(settings: &Settings) -> Result<(), Failure> {
+    settings.relative().map_or(Ok(()), |(key, text)| Err(not_absolute(&text).about(key.variable())))
+}
+
 impl Request {
     /// Makes a request of the value of `--container` or `--container-image`; `option` is its name in messages.
     pub fn from_option(option: &str, value: &[u8], finder: &mut ImageFinder) -> Result<Request, Failure> {
@@ -210,6 +219,12 @@ impl Request {
             .hint("write the number of a step that runs on the node, as `squeue --steps` shows it, or batch"))
     }
 
+    /// A container by its name, which a variable of the job has, where no client has made a request.
+    pub fn from_bare_name(settings: Settings) -> Result<Request, Failure> {
+        refuse_relative(&settings)?;
+        Ok(Request::Container(Container { image: ImageSource::Recorded, settings }))
+    }
+
     /// Makes a request of an option that reached the node without the client's request, so that nobody knows
     /// which directory a relative path belongs to. The settings are asked for only if there is a container to have them.
     pub fn from_bare_option(
@@ -217,10 +232,6 @@ impl Request {
         value: &[u8],
         settings: impl FnOnce() -> Result<Settings, Failure>,
     ) -> Result<Request, Failure> {
-        let not_absolute = |what: &[u8]| {
-            Failure::new(format!("{} is not absolute", quote_reference(what)))
-                .hint("mizzen was not active where the job was submitted; check plugstack.conf there")
-        };
         check_path_text(value).map_err(|failure| failure.about(option))?;
         if value == NONE {
             return Ok(Request::Host);
@@ -234,9 +245,7 @@ impl Request {
             return Err(not_absolute(value).about(option));
         }
         let settings = settings()?;
-        if let Some((key, text)) = settings.relative() {
-            return Err(not_absolute(&text).about(key.variable()));
-        }
+        refuse_relative(&settings)?;
         Ok(Request::Container(Container { image: ImageSource::File { path, digest }, settings }))
     }
 

@@ -23,7 +23,7 @@ use crate::host::Host;
 use crate::image::shown;
 use crate::options::{Origin, RunOptions, Scope};
 use crate::plan::{Explained, Program};
-use crate::report::{print, report};
+use crate::report::{print, report, report_note};
 use crate::sandbox::{SaveTarget, exec_program};
 use crate::step::join::open_process;
 use crate::{find_image, importer, pipeline};
@@ -39,7 +39,8 @@ pub fn run(words: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(parsed) => parsed.command,
         Err(error) => return told_by_clap(&error, runs),
     };
-    let loaded = check_variables().and_then(|()| Config::load(&Source::Default));
+    note_variables();
+    let loaded = Config::load(&Source::Default);
     let config = match loaded {
         Ok(config) => config,
         Err(failure) if runs => return ran(Err(failure)),
@@ -81,16 +82,16 @@ const MOUNT_HOME: &str = "ENROOT_MOUNT_HOME";
 const REMAP_ROOT: &str = "ENROOT_REMAP_ROOT";
 const WRITABLE: &str = "ENROOT_ROOTFS_WRITABLE";
 
-/// What somebody has set means something to them.
-fn check_variables() -> Result<(), Failure> {
+/// What somebody has set means something to them. Most of these say where enroot keeps its files, and are in many profiles.
+fn note_variables() {
     let known =
         |name: &OsStr| [CONFIG_PATH, MOUNT_HOME, REMAP_ROOT, WRITABLE].iter().any(|known| name == *known);
-    let mut others = std::env::vars_os()
+    let others = std::env::vars_os()
         .filter(|(name, value)| name.as_bytes().starts_with(b"ENROOT_") && !known(name) && !value.is_empty());
-    others.next().map_or(Ok(()), |(name, _)| {
-        Err(Failure::new(format!("{}: mizzen has nothing like it", quote(name.as_bytes())))
-            .hint("unset it; mizzen.toml says where containers, copies and images are kept, and how"))
-    })
+    for (name, _) in others {
+        let name = quote(name.as_bytes());
+        report_note(&format!("{name} has no effect; mizzen.toml says where containers and images are kept"));
+    }
 }
 
 fn is_set(name: &str) -> Result<bool, Failure> {

@@ -42,7 +42,7 @@ use crate::sandbox::{
 };
 use crate::save_target::save_target;
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
-use crate::{host_libraries, importer, raised_limits, trace};
+use crate::{host_libraries, importer, raised_limits, sys, trace};
 
 /// Runs a program in a container of its own, or in a named one: becomes it, or returns why not.
 pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
@@ -107,7 +107,7 @@ fn run_in(
 ) -> Result<i32, Failure> {
     let environment = Host::detect().environment;
     running.note.iter().for_each(|note| report_note(note));
-    let (_, facts) = enter(running, options, reporter)?;
+    let (_, facts) = enter(running, options, reporter, true)?;
     let mut command = typed_command(options, &facts);
     if command.value.is_empty() {
         command = Explained { value: vec!["/bin/sh".into()], why: "a shell".to_owned() };
@@ -130,7 +130,7 @@ pub fn save(mut options: RunOptions, target: &SaveTarget) -> Result<(), Failure>
     let reporter = Box::new(StderrReporter::for_this_process());
     match containers::find(&mut options)? {
         Some(Found::Running(running)) => {
-            enter(*running, &options, reporter)?;
+            enter(*running, &options, reporter, true)?;
         }
         Some(Found::Stopped(claim)) => {
             let prepared = prepare_run(&options, reporter, Some(*claim))?;
@@ -185,12 +185,15 @@ pub fn prepare(
     })
 }
 
-/// Enters a named container that runs.
+/// Enters a named container that runs. Where this process is `alone`, nobody else comes in with it, and the file server that stands
+/// by is for its program only. (Of several tasks nobody knows which one ends last: theirs stays as long as the container.)
 pub fn enter(
-    running: Running,
+    mut running: Running,
     options: &RunOptions,
     reporter: Box<dyn Reporter>,
+    alone: bool,
 ) -> Result<(Namespaces, Facts), Failure> {
+    running.server_lock.until = alone.then(sys::pidfd_of_self).transpose().ok().flatten();
     let mut facts = Facts { unshare: running.namespaces.unshare, ..running.facts(options) };
     check_namespaces(options, facts.unshare)?;
     let watch = Watch::new(reporter)?;

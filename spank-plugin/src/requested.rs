@@ -118,6 +118,10 @@ fn bare_option(spank: &Spank, reported: &[GivenOption]) -> Result<Option<Request
         (None, Some((name, value)), _) => (name.to_owned(), value.to_vec()),
         // An option without an image is an error that names it.
         (None, None, Some(other)) => (other.name(), Vec::new()),
+        // A container by its name, whose image the node knows.
+        (None, None, None) if variables.name_a_container() => {
+            return Request::from_bare_name(bare_settings(spank, reported)?).map(Some);
+        }
         (None, None, None) => return Ok(None),
     };
     Request::from_bare_option(&option, &value, || bare_settings(spank, reported)).map(Some)

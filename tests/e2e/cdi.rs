@@ -98,7 +98,8 @@ fn a_device_brings_what_its_specification_says() {
     assert_out(&cluster.run(&format!("srun --container=/shared/bb.sqsh {names}")), 0, "card1 7 one\n");
     // Who asks for no device, does not wait for specifications to be read.
     cluster.write_everywhere("/etc/mizzen/mizzen.toml", "").unwrap();
-    let opened = "strace -o calls mizzen run --gpu=none /shared/bb.sqsh true; grep ^open calls | grep -c /cdi";
+    let opened =
+        "strace -o calls mizzen run --gpu=none /shared/bb.sqsh true; grep ^open calls | grep -c /cdi";
     assert_out(&cluster.run(opened), 1, "0\n");
     // What the user sets wins.
     let mine = cluster.run(

@@ -230,7 +230,6 @@ fn what_is_wrong_is_told() {
             "enroot remove --force",
         ),
         ("enroot remove -f nosuch", 1, "nosuch: no such container on this node", "`enroot list -f`"),
-        ("ENROOT_DATA_PATH=/x enroot list", 1, "ENROOT_DATA_PATH: mizzen has nothing like it", "unset it"),
         (
             "ENROOT_REMAP_ROOT=maybe enroot start there true",
             125,

@@ -371,3 +371,59 @@ fn containers_of_a_job_go_with_it() {
     let bob = cluster.run_on("ctl", User::Bob, "srun -Q --container-name=dev true");
     assert_failed(&bob, 125, "a container with name \"dev\" does not exist");
 }
+
+/// Where no client has made a request, a name in a variable of the job asks for a container all the same, and never for the node.
+#[test]
+fn a_name_in_a_variable_of_the_job_asks_for_a_container() {
+    for release in [Release::Slurm22_05, Release::Slurm24_11] {
+        let cluster = start_with(release, "name-variable", "container_scope = \"global\"\n");
+        let made = cluster.run("srun -Q --container-image=/shared/a.sqsh --container-name=dev cat /image");
+        assert_out(&made, 0, "a\n");
+        for variable in ["MIZZEN_CONTAINER_NAME", "PYXIS_CONTAINER_NAME"] {
+            let step = |name: &str, program: &str| {
+                cluster.run(&format!("srun -Q --export=ALL,{variable}={name} {program}"))
+            };
+            assert_out(&step("dev", "cat /image"), 0, "a\n");
+            let missing = step("other", "touch /shared/marker");
+            assert_failed(&missing, 125, "a container with name \"other\" does not exist");
+            assert_eq!(cluster.run("ls /shared/marker").stdout, "", "{release}: ran outside");
+        }
+    }
+}
+
+/// Who asks for content by its digest gets that or nothing, also where a container of the name runs.
+#[test]
+fn a_container_of_another_image_is_not_that_of_a_digest() {
+    let cluster = start(Release::Slurm22_05, "name-pinned");
+    let pinned = "/shared/b.sqsh@sha256:$(sha256sum /shared/b.sqsh | cut -d' ' -f1)";
+    let made = on_node(&cluster, "mizzen run --name dev /shared/a.sqsh cat /image");
+    assert_out(&made, 0, "a\n");
+    let asked = format!("mizzen run --name dev {pinned} true");
+    let message =
+        "the container \"dev\" was made from /shared/a.sqsh, and not from /shared/b.sqsh with sha256:";
+    assert_failed(&on_node(&cluster, &asked), 125, message);
+    let running = on_node(
+        &cluster,
+        &format!(
+            "mizzen run --name dev - sleep 60 & until pgrep -x sleep > /dev/null; do sleep 0.05; done; {asked}; echo $?; \
+             mizzen run --name dev /shared/b.sqsh cat /image; pkill -x sleep; wait"
+        ),
+    );
+    assert_out(&running, 0, "125\na\n");
+    let note = "note: the container \"dev\" was made from /shared/a.sqsh, so /shared/b.sqsh is not used";
+    assert_eq!((running.stderr.matches(message).count(), running.stderr.matches(note).count()), (1, 1));
+}
+
+/// Whoever enters a container has a file server stand by, which ends with them.
+#[test]
+fn who_has_been_in_a_container_leaves_nothing_there() {
+    let cluster = start(Release::Slurm22_05, "name-standby");
+    let entered = on_node(
+        &cluster,
+        "mizzen run --name dev /shared/a.sqsh sleep 60 & until pgrep -x sleep > /dev/null; do sleep 0.05; done; \
+         for i in 1 2 3 4 5; do mizzen run --name dev:exec - true; done; \
+         for i in $(seq 50); do [ $(pgrep -c mizzen) = 2 ] && break; sleep 0.1; done; pgrep -l mizzen | cut -d' ' -f2 | sort; \
+         pkill -x sleep; wait",
+    );
+    assert_out(&entered, 0, "mizzen-fuse\nmizzen-watch\n");
+}

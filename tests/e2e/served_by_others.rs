@@ -260,3 +260,17 @@ fn the_root_of_another_process_does_not_become_the_hosts() {
     let hint = "mizzen: hint: an image must be a directory of this node's, not of another process's (/proc/PID/root), and stay where it is";
     assert!(done.stderr.contains(hint), "{}", done.text());
 }
+
+#[test]
+fn an_environment_file_that_another_user_serves_is_not_ones_own() {
+    let cluster = start("served-environment", None);
+    let planted = "mkdir ~/planted; echo 'image = \"/shared/b.sqsh\"' > ~/planted/torch.toml";
+    assert_out(&cluster.run_on("ctl", User::Bob, planted), 0, "");
+    serve(&cluster, "ctl", "~/planted", "/scratch/project", "2001");
+    let message = "is not safe from other users: /scratch/project lies on a file system that uid 2002 serves";
+    for option in ["--environment", "--container"] {
+        let step = cluster.run(&format!("cd /scratch/project; srun {option}=torch.toml cat /image"));
+        assert_failed(&step, 1, message);
+    }
+    end(&cluster, "ctl", "/scratch/project");
+}

@@ -105,14 +105,16 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
             "its files can be mounted once; wait until the step that runs in it has ended, or leave the flag out",
         )),
         (_, Some(record), Some((namespaces, connection))) => {
-            let server_lock = ServerLock(server_lock);
+            let server_lock = ServerLock { path: server_lock, until: None };
             let started = Started::read(&scope, text)?;
             let mounts = user_mounts(options);
-            let note = (!mounts.is_empty() && mounts != started.mounts).then(|| {
+            let other_mounts = (!mounts.is_empty() && mounts != started.mounts).then(|| {
                 let option = options.user().name_of(Key::Mounts);
                 format!("the container \"{text}\" runs with other mounts, so {option} does not hold")
             });
-            options.image = record.image()?;
+            let own = record.image()?;
+            let note = other_image(text, &own, &options.image)?.or(other_mounts);
+            options.image = own;
             Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, connection, started, note }))))
         }
         (NameMode::Auto | NameMode::Exec, None, _)
@@ -179,6 +181,22 @@ fn user_mounts(options: &RunOptions) -> String {
     String::from_utf8_lossy(&texts.join(&b',')).into_owned()
 }
 
+/// What the user should know who asks for another image than that of a container. Who asks for content by its digest gets that
+/// or nothing.
+fn other_image(name: &str, own: &ImageSource, asked: &ImageSource) -> Result<Option<String>, Failure> {
+    if *asked == ImageSource::Recorded || asked == own {
+        return Ok(None);
+    }
+    let shown = |image: &ImageSource| crate::image::shown(image.name().as_ref());
+    let made = format!("the container \"{name}\" was made from {}", shown(own));
+    if let ImageSource::File { digest: Some(digest), .. } = asked {
+        return Err(Failure::new(format!("{made}, and not from {} with {digest}", shown(asked))).hint(
+            "leave the digest out to use the container as it is, or remove it: mizzen containers remove",
+        ));
+    }
+    Ok(Some(format!("{made}, so {} is not used; `mizzen containers remove` removes it", shown(asked))))
+}
+
 fn missing(name: &str) -> Failure {
     Failure::new(format!("a container with name \"{name}\" does not exist, and --container-image is not set"))
         .hint("give the image to the first step on each node; `mizzen containers list` shows what is there")
@@ -189,16 +207,7 @@ impl Claim {
     fn image(&self, asked: &ImageSource) -> Result<(ImageSource, Option<String>), Failure> {
         let Some(record) = &self.record else { return Ok((asked.clone(), None)) };
         let own = record.image()?;
-        let differs = *asked != ImageSource::Recorded && *asked != own;
-        let shown = |image: &ImageSource| crate::image::shown(image.name().as_ref());
-        let note = differs.then(|| {
-            format!(
-                "the container \"{}\" was made from {}, so {} is not used; `mizzen containers remove` removes it",
-                self.name,
-                shown(&own),
-                shown(asked)
-            )
-        });
+        let note = other_image(&self.name, &own, asked)?;
         Ok((own, note))
     }
 
@@ -229,7 +238,7 @@ impl Claim {
 
     /// Whose file server serves it.
     pub fn server_lock(&self) -> ServerLock {
-        ServerLock(self.scope.path.join(scope::server_lock(&self.name)))
+        ServerLock { path: self.scope.path.join(scope::server_lock(&self.name)), until: None }
     }
 
     /// Makes the container's directory, unless it is there. It appears when it is complete.

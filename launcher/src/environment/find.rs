@@ -11,6 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server::refuse_foreign;
 use mizzen_core::image::special;
 use mizzen_core::options::expected_of_a_shell;
 use mizzen_core::similar::similar_file;
@@ -135,6 +136,10 @@ impl Finder {
     /// Opens a file and sees whom it belongs to; None if there is none.
     fn open(&self, path: &Path, found_by: FoundBy) -> Result<Option<FoundFile>, Failure> {
         let failed = |error: io::Error| Failure::caused_by(shown(path), error);
+        // A server of another user's says whose its files are, or never answers. Who writes a path means it.
+        if found_by != FoundBy::Path {
+            refuse_foreign(path)?;
+        }
         let link = match path.symlink_metadata() {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

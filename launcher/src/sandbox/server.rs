@@ -50,7 +50,12 @@ impl Owner {
 }
 
 /// The lock of those who serve a named container, one after the other.
-pub struct ServerLock(pub PathBuf);
+pub struct ServerLock {
+    /// Its file.
+    pub path: PathBuf,
+    /// A process after whose end the server is not needed, unless it has its turn by then.
+    pub until: Option<OwnedFd>,
+}
 
 // What a message with a device says of its connection.
 const NEW: u8 = 1;
@@ -85,13 +90,16 @@ impl Server {
         let to_watcher = Arc::new(to_watcher);
         let Owner { uid, gid } = owner;
         let owner = fuse::Owner::Fixed { uid, gid };
-        let lock = lock.map(|lock| lock.0.as_path());
+        let until = lock.and_then(|lock| lock.until.as_ref());
+        let lock = lock.map(|lock| lock.path.as_path());
         let name = quote(path.as_os_str().as_bytes());
         let mut keep_watching = watch.descriptors();
         keep_watching.extend([from_server.as_fd(), image.file()]);
+        let mut keep_serving = vec![wait.as_fd(), image.file(), to_watcher.as_fd()];
+        keep_serving.extend(until.map(AsFd::as_fd));
         let starting = sys::spawn_watched(
-            &[wait.as_fd(), image.file(), to_watcher.as_fd()],
-            || match serve(&wait, image, command, owner, &to_watcher, lock) {
+            &keep_serving,
+            || match serve(&wait, image, command, owner, &to_watcher, lock.map(|lock| (lock, until))) {
                 Ok(()) => {
                     to_watcher.ended();
                     0
@@ -168,15 +176,16 @@ fn serve(
     command: &[OsString],
     owner: fuse::Owner,
     watcher: &Arc<WatcherConnection>,
-    lock: Option<&Path>,
+    lock: Option<(&Path, Option<&OwnedFd>)>,
 ) -> io::Result<()> {
     become_server();
     end_on_panic(Arc::clone(watcher));
     let (workers, _turn) = match lock {
         None => (fuse::Workers::new(threads()), None),
-        Some(lock) => {
+        Some((lock, until)) => {
             sys::share_descriptors();
-            (fuse::Workers::with_one_queue(threads()), Some(standby::take_turn(lock)?))
+            let Some(turn) = standby::take_turn(lock, until.map(AsFd::as_fd))? else { return Ok(()) };
+            (fuse::Workers::with_one_queue(threads()), Some(turn))
         }
     };
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.

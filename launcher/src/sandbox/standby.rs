@@ -10,34 +10,51 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
 use mizzen_core::Failure;
 use mizzen_squashfs::fuse;
+use nix::poll::{PollFlags, PollTimeout};
 use nix::unistd::geteuid;
 use rustix::fs::{FlockOperation, flock, ftruncate};
 use rustix::io::Errno;
 use tracing::debug;
 
+use super::watcher::wait_for;
 use crate::sys;
 
 /// Between the end of a server and the moment when the next one has its turn.
 const HANDOVER: Duration = Duration::from_millis(200);
 
-/// Waits until it is this process's turn to serve, and writes down who it is. It is, as long as the result is open.
-pub fn take_turn(lock: &Path) -> io::Result<File> {
+/// How often a server that waits for its turn looks whether it is still needed: often enough for [`goes_on`].
+const LOOK: u16 = 50;
+
+/// Waits until it is this process's turn to serve, and writes down who it is. It is, as long as the result is open. None when the
+/// process `until` has ended first.
+pub fn take_turn(lock: &Path, until: Option<BorrowedFd>) -> io::Result<Option<File>> {
     let mut file = open(lock)?;
-    while let Err(errno) = flock(&file, FlockOperation::LockExclusive) {
-        if errno != Errno::INTR {
-            return Err(errno.into());
+    let operation = match until {
+        Some(_) => FlockOperation::NonBlockingLockExclusive,
+        None => FlockOperation::LockExclusive,
+    };
+    loop {
+        match (flock(&file, operation), until) {
+            (Ok(()), _) => break,
+            (Err(Errno::INTR), _) => {}
+            (Err(Errno::WOULDBLOCK), Some(until)) => {
+                if wait_for(until, PollFlags::POLLIN, PollTimeout::from(LOOK)) {
+                    return Ok(None);
+                }
+            }
+            (Err(errno), _) => return Err(errno.into()),
         }
     }
     ftruncate(&file, 0)?;
     write!(file, "{}", std::process::id())?;
-    Ok(file)
+    Ok(Some(file))
 }
 
 /// Whether somebody else goes on with serving, now that a server has ended.
@@ -121,6 +138,8 @@ fn open(lock: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::image::testing::Scratch;
 
@@ -129,13 +148,19 @@ mod tests {
         let scratch = Scratch::new();
         let lock = scratch.path().join("server");
         assert!(!is_held(&lock).unwrap());
-        let turn = take_turn(&lock).unwrap();
+        let turn = take_turn(&lock, None).unwrap();
         assert!(is_held(&lock).unwrap());
         assert_eq!(fs::read_to_string(&lock).unwrap(), std::process::id().to_string());
         // It has no connection to the kernel.
         let failure = connection(&lock).unwrap_err();
         assert_eq!(failure.message, "its files are served no more");
+        // Who waits for its turn ends with what it is there for.
+        let mut program = std::process::Command::new("true").spawn().unwrap();
+        let process = sys::pidfd_of(program.id().cast_signed()).unwrap();
+        assert!(take_turn(&lock, Some(process.as_fd())).unwrap().is_none());
+        program.wait().unwrap();
         drop(turn);
+        assert!(take_turn(&lock, Some(process.as_fd())).unwrap().is_some(), "its turn");
         assert_eq!(connection(&lock).unwrap_err().message, "its files are served no more");
         assert!(connection(&scratch.path().join("none")).unwrap().is_none(), "a directory has no server");
     }

@@ -250,6 +250,7 @@ fn join_named(
     environment: &[(OsString, OsString)],
 ) -> Result<Facts, Failure> {
     let mut notes = Notes::new(handover);
+    let alone = matches!(handover.role, Role::Builder { alone: true, .. });
     let (namespaces, facts) = match found {
         Found::Step(step) => {
             let (namespaces, mut facts) = join::open(&step, environment)
@@ -260,12 +261,12 @@ fn join_named(
         Found::Running(running) => {
             let reporter = Box::new(StepReporter::new(handover, channel)?);
             running.note.iter().cloned().for_each(|text| notes.tell(text));
-            pipeline::enter(*running, options, reporter)?
+            pipeline::enter(*running, options, reporter, alone)?
         }
         Found::Stopped(_) => return Err(Failure::new("the container does not run")),
     };
     channel.log_ready(&notes.added_to(format!("entered: {}", log_name(&options.image, &facts))));
-    if !matches!(handover.role, Role::Builder { alone: true, .. }) {
+    if !alone {
         channel.announce(&namespaces, &facts)?;
     }
     Ok(facts)
