@@ -258,7 +258,7 @@ fn a_container_goes_on_without_the_step_that_has_started_it() {
             &format!(
                 "mizzen run --name on /shared/data.sqsh sleep 60 & for i in $(seq 50); do pgrep -x sleep >/dev/null && break; sleep 0.05; done; \
                  first=\"$(pgrep -x mizzen-fuse) $(pgrep -x mizzen-watch)\"; \
-                 mizzen run --name on:exec - sh -c '{sum}' & entered=$!; \
+                 mizzen run --name on:exec - sh -c '{sum}; usleep 700000' & entered=$!; \
                  for i in $(seq 100); do [ $(pgrep -c -x mizzen-fuse) = 2 ] && break; sleep 0.01; done; sleep {delay:.3}; kill -KILL $first; wait $entered; echo $?; \
                  mizzen run --name on:exec - sh -c '{sum}'; pkill -x sleep; wait"
             ),
