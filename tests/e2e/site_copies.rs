@@ -290,11 +290,8 @@ fn a_retired_key_names_what_is_there_instead() {
 #[test]
 fn a_prolog_fills_the_caches() {
     let manual = include_str!("../../docs/admins.md");
-    let line = |begin: &str| {
-        let found = manual.lines().find(|line| line.trim_start().starts_with(begin)).expect(begin);
-        found.trim().replace("/images/tf.sqsh", "/shared/a.sqsh")
-    };
-    let of_user = line("runuser -u");
+    let is_line = |line: &&str| line.contains("runuser -u") && line.contains("/mizzen stage ");
+    let of_user = manual.lines().find(is_line).unwrap().replace("/images/tf.sqsh", "/shared/a.sqsh");
     let of_root = manual.split('`').find(|text| text.starts_with("mizzen stage /images/")).unwrap();
     let of_root = of_root.replace("/images/tf.sqsh", "/shared/a.sqsh");
     for (prolog, copies) in [(of_user, "/var/tmp/mizzen-2001"), (of_root, CACHE)] {
