@@ -1,6 +1,6 @@
 //! The variables that stand for options: `MIZZEN_CONTAINER` (or `MIZZEN_CONTAINER_IMAGE`) for the image, `MIZZEN_ENVIRONMENT` (or
-//! `MIZZEN_EDF`) for an environment file, and one for each setting, as `MIZZEN_CONTAINER_MOUNTS`. srun, sbatch and salloc read them in their own environment as the user; the node
-//! reads them in the job's, where the client had no mizzen to do so.
+//! `MIZZEN_EDF`) for an environment file, and one for each setting, as `MIZZEN_CONTAINER_MOUNTS`. srun, sbatch and
+//! salloc read them in their own environment as the user; the node reads them in the job's, where the client had no mizzen to do so.
 //!
 //! Those of pyxis, as `PYXIS_CONTAINER_MOUNTS`, are read as well, for scripts that were written for it. Ours win.
 

@@ -38,8 +38,8 @@ pub enum FileWord<'a> {
     Value(&'a OsStr),
 }
 
-/// The words that may name files which the command reads; srun reads its program if `reads_program` or an option says so. Refuses options of which it
-/// is not known whether a word follows.
+/// The words that may name files which the command reads; srun reads its program if `reads_program` or an option says so. Refuses
+/// options of which it is not known whether a word follows.
 pub fn file_words<'a>(
     command: &str,
     arguments: &'a [OsString],

@@ -4,7 +4,7 @@
 //!     first task:  request -> plan -> sandbox, and tells the others --+--> program
 //!     the others:  wait for the first ---------------------> enter ---+
 //!
-//! Whatever goes wrong ends the task; one task of the step on each node tells the user.
+//! Whatever goes wrong ends the task; one task of the step tells the user (`core/src/cancel.rs` says on which node).
 
 pub mod channel;
 pub mod entrypoint;
