@@ -55,7 +55,7 @@ const SESSION: &[Shown] = &[
     ),
     shown("A mistake is refused before it waits in the queue.", "srun --container=bussybox.sqsh hostname", 1),
     shown(
-        "What cannot start in its container does not start at all, and says why once on each node.",
+        "What cannot start in its container does not start at all, and says why, once.",
         "srun -N2 -n4 --container=busybox.sqsh --container-mounts=/nosuch:/data ls /data",
         125,
     ),
