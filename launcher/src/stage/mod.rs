@@ -17,6 +17,7 @@ mod fs_type;
 mod lock;
 mod obtain;
 pub mod own_directory;
+pub mod profile;
 mod progress_sink;
 mod requirements;
 mod site;
@@ -30,7 +31,7 @@ use std::time::Duration;
 
 use mizzen_core::failure::cause;
 use mizzen_core::fs_server::FsServer;
-use mizzen_core::staging::{Policy, Verify};
+use mizzen_core::staging::{Amount, Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -55,6 +56,8 @@ pub struct StagingOptions {
     directory: PathBuf,
     verify: Verify,
     limits: Limits,
+    /// How much the files may take that were unpacked for the next starts.
+    unpacked_max_size: Option<Amount>,
     network: Vec<String>,
     /// What srun has sent to this node.
     deliveries: Vec<Delivery>,
@@ -76,6 +79,7 @@ impl StagingOptions {
             directory,
             verify: config.stage_verify,
             limits,
+            unpacked_max_size: Amount::parse(&config.stage_unpacked_max_size)?,
             network,
             deliveries: Vec::new(),
             site: config.stage_shared.clone(),
@@ -91,7 +95,7 @@ impl StagingOptions {
     }
 
     /// Whether a copy that is there is read before it is used.
-    fn verifies(&self, content_matters: bool) -> bool {
+    pub fn verifies(&self, content_matters: bool) -> bool {
         match self.verify {
             Verify::Never => false,
             Verify::Pinned => content_matters,

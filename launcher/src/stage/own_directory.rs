@@ -19,23 +19,37 @@ const NAMES: u32 = 16;
 /// Opens the user's directory, and makes it: the first that is there of the names that it may have, else under the first
 /// that nobody has taken.
 pub fn open(directory: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
+    let missing = || Failure::new(format!("{}: cannot be made", shown(&directory.join(own_name()))));
+    open_or_make(directory, &[false, true])?.ok_or_else(missing)
+}
+
+/// The same, if it is there and nothing is wrong with it.
+pub fn find(directory: &Path) -> Option<(OwnedFd, PathBuf)> {
+    open_or_make(directory, &[false]).ok().flatten()
+}
+
+fn own_name() -> String {
+    format!("mizzen-{}", geteuid())
+}
+
+fn open_or_make(directory: &Path, attempts: &[bool]) -> Result<Option<(OwnedFd, PathBuf)>, Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let all = openat(CWD, directory, flags, Mode::empty())
         .map_err(|errno| Failure::new(format!("{}: {}", shown(directory), describe(errno))))?;
-    let name = format!("mizzen-{}", geteuid());
+    let name = own_name();
     let further = (1..NAMES).map(|number| format!("{name}.{number}"));
     let names: Vec<String> = std::iter::once(name.clone()).chain(further).collect();
     let mut taken = None;
-    for make in [false, true] {
+    for make in attempts.iter().copied() {
         for name in &names {
             match open_own(&all, directory, name, make)? {
-                Own::Opened(dir) => return Ok((dir, directory.join(name))),
+                Own::Opened(dir) => return Ok(Some((dir, directory.join(name)))),
                 Own::Missing => {}
                 Own::Taken(failure) => taken = taken.or(Some(failure)),
             }
         }
     }
-    Err(taken.unwrap_or_else(|| Failure::new(format!("{}: cannot be made", shown(&directory.join(name))))))
+    taken.map_or(Ok(None), Err)
 }
 
 /// What there is under a name that a user's directory may have.

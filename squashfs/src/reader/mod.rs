@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod block_index;
+mod buffers;
 mod bytes;
 mod cache;
 mod codec;
@@ -27,6 +28,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 use block_index::BlockIndex;
+use buffers::Block;
 use cache::Cache;
 use data::FRAGMENT_RECORD_LEN;
 use metadata::{MetadataBlock, Table};
@@ -61,8 +63,8 @@ pub struct Image {
     fragment_table: Option<Table>,
     xattrs: Option<XattrTables>,
     metadata: Cache<MetadataBlock>,
-    fragments: Cache<Box<[u8]>>,
-    blocks: Cache<Box<[u8]>>,
+    fragments: Cache<Block>,
+    blocks: Cache<Block>,
     block_index: BlockIndex,
 }
 
