@@ -65,7 +65,7 @@ build:
 
 # New files come by rename: steps that run keep the old ones, and no step finds half of one.
 define put
-install -D -m 755 $(1) $(DESTDIR)$(PREFIX)/$(2).new && mv -T $(DESTDIR)$(PREFIX)/$(2).new $(DESTDIR)$(PREFIX)/$(2)
+install -D -m $(3) $(1) $(DESTDIR)$(PREFIX)/$(2).new && mv -T $(DESTDIR)$(PREFIX)/$(2).new $(DESTDIR)$(PREFIX)/$(2)
 endef
 FOR_PREFIX := sed 's|@PREFIX@|$(PREFIX)|g; s|@SYSCONFDIR@|$(SYSCONFDIR)|g'
 SETTINGS    = $(patsubst $(CONF)/%,%,$(wildcard $(CONF)/mizzen.toml $(CONF)/host.d/*.toml))
@@ -73,11 +73,11 @@ PLUGSTACK   = $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
 
 # What an administrator has changed stays. The line that loads the plugin comes last.
 install:
-	$(call put,$(FROM)/libspank_mizzen.so,lib/mizzen/spank_mizzen.so)
-	$(call put,$(FROM)/mizzen,bin/mizzen)
+	$(call put,$(FROM)/libspank_mizzen.so,lib/mizzen/spank_mizzen.so,644)
+	$(call put,$(FROM)/mizzen,bin/mizzen,755)
 	ln -sf ../../bin/mizzen $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-enter
 	test '$(ENROOT)' != yes || ln -sf mizzen $(DESTDIR)$(PREFIX)/bin/enroot
-	$(call put,$(FROM)/mizzen-import,lib/mizzen/mizzen-import)
+	$(call put,$(FROM)/mizzen-import,lib/mizzen/mizzen-import,755)
 	install -d $(addprefix $(SHARE)/man/,man1 man5 man7) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	  $(SHARE)/fish/vendor_completions.d $(SHARE)/mizzen/apparmor $(SHARE)/doc/mizzen
 	$(MIZZEN) man $(SHARE)/man/man1

@@ -2,8 +2,9 @@
 
 # A package's own number: its version is that of Cargo.toml, with this behind it.
 REVISION ?= 1
-# For which machines: PORTABLE must have been built for them.
+# For which machines. For others than this one, PORTABLE must have been built, and MAN_PAGES_BY be a launcher that runs here.
 ARCH     ?= $(shell uname -m)
+MACHINE  := $(patsubst aarch64,AArch64,$(patsubst x86_64,X86-64,$(ARCH)))
 DEB_ARCH := $(patsubst aarch64,arm64,$(patsubst x86_64,amd64,$(ARCH)))
 DIST     := target/dist
 PACKING  := target/packages
@@ -16,9 +17,19 @@ deb rpm: export SOURCE_DATE_EPOCH := $(DATE)
 
 deb rpm dist packages-test: PACKAGES += dpkg-dev debhelper rpm lintian rpmlint
 
+# The launcher that writes man pages and completions.
+MAN_PAGES_BY = $(PORTABLE)/mizzen
+BUILD = $(if $(filter $(shell uname -m),$(ARCH)),portable)
+define IS_FOR_ARCH
+@for file in $(PORTABLE)/*; do \
+  readelf --file-header $$file | grep -q 'Machine:.*$(MACHINE)' || { echo "$$file is not for $(ARCH)" >&2; exit 1; }; \
+done
+endef
+
 DEB  := mizzen_$(VERSION)-$(REVISION)_$(DEB_ARCH).deb
 TREE  = $(PACKING)/mizzen-$(VERSION)
-deb: deps portable
+deb: deps $(BUILD)
+	$(IS_FOR_ARCH)
 	rm -rf $(TREE)
 	install -d $(TREE) $(DIST)
 	cp -R packaging/deb $(TREE)/debian
@@ -31,16 +42,14 @@ deb: deps portable
 	mv $(PACKING)/$(DEB) $(DIST)
 
 RPM := mizzen-$(VERSION)-$(REVISION).$(ARCH).rpm
-rpm: deps portable
+rpm: deps $(BUILD)
+	$(IS_FOR_ARCH)
 	install -d $(DIST)
 	rpmbuild -bb --target $(ARCH) --define '_topdir $(CURDIR)/$(PACKING)/rpm' --define 'mizzen_version $(VERSION)' \
 	  --define 'mizzen_release $(REVISION)' --define 'repository $(CURDIR)' --define 'from $(abspath $(PORTABLE))' \
 	  --define 'mizzen_packager $(MAINTAINER)' --define "mizzen_date $$(LC_ALL=C date -u -d @$(DATE) '+%a %b %d %Y')" \
 	  --define 'man_pages_by $(abspath $(MAN_PAGES_BY))' --define 'conf $(abspath $(CONF))' packaging/rpm/mizzen.spec
 	mv $(PACKING)/rpm/RPMS/$(ARCH)/$(RPM) $(DIST)
-
-# The launcher that writes man pages and completions: one that runs on this machine.
-MAN_PAGES_BY = $(PORTABLE)/mizzen
 
 # What a release consists of. Of what is committed alone.
 dist: deps

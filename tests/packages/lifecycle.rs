@@ -97,7 +97,7 @@ fn the_machines_have_what_they_should(site: &Site) {
     let doctor = site.cluster.run_on("node1", User::Root, "mizzen doctor").stdout;
     assert!(doctor.contains(&format!("/usr/lib/mizzen/spank_mizzen.so, by {LINE}")), "{doctor}");
     // slurmd tells which version the node has when it starts.
-    site.root("node1", "kill $(cat /run/slurmd.pid); while pgrep -x slurmd; do sleep 0.1; done; slurmd");
+    site.root("node1", "pid=$(cat /run/slurmd.pid); kill $pid; while grep -q 'State:.[^Z]' /proc/$pid/status; do sleep 0.1; done; slurmd");
     let build = site.build(Version::This).replace("mizzen ", "mizzen: version ");
     let told = format!("{} is loaded", build.trim());
     assert!(eventually(|| site.cluster.slurmd_log("node1").contains(&told)), "{told}: {}", site.cluster.slurmd_log("node1"));
