@@ -15,7 +15,7 @@ fn start(name: &str, release: Release, rootfs: std::path::PathBuf) -> Site {
 
 #[test]
 fn ubuntus_apparmor_takes_the_profile() {
-    let site = start("apparmor-noble", Release::Slurm24_11, ubuntu_rootfs("noble").unwrap());
+    let site = start("apparmor-noble", Release::Slurm22_05, ubuntu_rootfs("noble").unwrap());
     site.install("ctl", Version::This);
     assert_out(&site.root("ctl", &format!("apparmor_parser --names {PROFILE}")), 0, "mizzen\n");
     // Compiled, but not given to the kernel: the profile, and the directory as AppArmor's service reads it.

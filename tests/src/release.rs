@@ -101,7 +101,7 @@ pub fn packages_rootfs() -> Result<PathBuf> {
 /// A machine of an Ubuntu release with the Slurm of that. Debian vouches for the keys of Ubuntu's archive.
 pub fn ubuntu_rootfs(ubuntu: &str) -> Result<PathBuf> {
     let keys = extract_packages("trixie", "ubuntu-keyring", "ubuntu-keyring")?;
-    let packages = format!("{PACKAGES},apparmor");
+    let packages = format!("{PACKAGES},apt,apparmor"); // there, apt is no part of "minbase"
     make_once(&format!("slurm-{ubuntu}"), &packages, |root| {
         eprintln!("making a root file system: Ubuntu {ubuntu} with {packages} ...");
         let mut make = Command::new("mmdebstrap");
