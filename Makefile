@@ -88,6 +88,7 @@ install:
 	$(MIZZEN) completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish
 	install -m 644 $(CONF)/mizzen.toml $(CONF)/job_submit.lua $(SHARE)/doc/mizzen
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/apparmor/mizzen > $(SHARE)/mizzen/apparmor/mizzen
+	install -d $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.d
 	for file in $(SETTINGS); do \
 	  test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/$$file || \
 	    install -D -m 644 $(CONF)/$$file $(DESTDIR)$(SYSCONFDIR)/mizzen/$$file || exit 1; \
@@ -108,7 +109,7 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/mizzen $(SHARE)/man/man[157]/mizzen[-.]* $(SHARE)/bash-completion/completions/mizzen \
 	  $(SHARE)/zsh/site-functions/_mizzen $(SHARE)/fish/vendor_completions.d/mizzen.fish
 	rm -rf $(DESTDIR)$(PREFIX)/lib/mizzen $(SHARE)/mizzen $(SHARE)/doc/mizzen
-	rmdir --ignore-fail-on-non-empty $(wildcard $(addprefix $(DESTDIR)$(SYSCONFDIR)/mizzen,/host.d /))
+	rmdir --ignore-fail-on-non-empty $(wildcard $(addprefix $(DESTDIR)$(SYSCONFDIR)/mizzen,/host.d /mizzen.d /))
 
 # The plugin must run in the distribution's Slurm, so it is linked against an old glibc. The launcher has musl, where the
 # toolchain has that: it starts a third of a millisecond faster in virtual machines, where glibc's questions to the CPU are
