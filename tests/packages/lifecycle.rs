@@ -40,6 +40,7 @@ fn lives_by_rpm() {
 
 const MACHINES: [&str; 3] = ["node1", "node2", "ctl"];
 const CONTAINER: &str = "srun -Q -N2 --container=/shared/a.sqsh cat /image";
+const RESTART_SLURMD: &str = "pid=$(cat /run/slurmd.pid); kill $pid; while grep -q 'State:.[^Z]' /proc/$pid/status; do sleep 0.1; done; slurmd";
 const LINE: &str = "/etc/slurm/plugstack.conf.d/mizzen.conf";
 
 fn lifecycle(site: &Site) {
@@ -69,7 +70,9 @@ fn lifecycle(site: &Site) {
 
 #[track_caller]
 fn plain_jobs_run(site: &Site) {
-    let plain = site.cluster.run("srun -Q -N2 hostname | sort; sbatch -Q --wait -N1 -w node1 -o out --wrap hostname && cat out");
+    let plain = site
+        .cluster
+        .run("srun -Q -N2 hostname | sort; sbatch -Q --wait -N1 -w node1 -o out --wrap hostname && cat out");
     assert_out(&plain, 0, "node1\nnode2\nnode1\n");
 }
 
@@ -97,16 +100,23 @@ fn the_machines_have_what_they_should(site: &Site) {
     assert_out(&site.root("node1", verified), 0, "");
     let doctor = site.cluster.run_on("node1", User::Root, "mizzen doctor").stdout;
     assert!(doctor.contains(&format!("/usr/lib/mizzen/spank_mizzen.so, by {LINE}")), "{doctor}");
-    // slurmd tells which version the node has when it starts.
-    site.root("node1", "pid=$(cat /run/slurmd.pid); kill $pid; while grep -q 'State:.[^Z]' /proc/$pid/status; do sleep 0.1; done; slurmd");
-    let build = site.build(Version::This).replace("mizzen ", "mizzen: version ");
-    let told = format!("{} is loaded", build.trim());
-    assert!(eventually(|| site.cluster.slurmd_log("node1").contains(&told)), "{told}: {}", site.cluster.slurmd_log("node1"));
+    // slurmd's log tells which version started the step, and where slurmd asks plugins when it starts, which the node has.
+    let build = site.build(Version::This).trim().replacen("mizzen ", "", 1);
+    let mut told = vec![format!("mizzen: {build}: step ")];
+    if site.cluster.release() != Release::Slurm20_11 {
+        told.push(format!("mizzen: version {build} is loaded"));
+    }
+    site.root("node1", RESTART_SLURMD);
+    let has_all = || told.iter().all(|line| site.cluster.slurmd_log("node1").contains(line));
+    assert!(eventually(has_all), "{told:?}: {}", site.cluster.slurmd_log("node1"));
     assert!(site.cluster.all_idle(), "{:?}", site.cluster.node_states());
 }
 
 fn what_administrators_change(site: &Site) {
-    site.root("node1", "sed -i 's/^stage = .*/stage = \"never\"/' /etc/mizzen/mizzen.toml; rm /etc/mizzen/host.d/amd.toml");
+    site.root(
+        "node1",
+        "sed -i 's/^stage = .*/stage = \"never\"/' /etc/mizzen/mizzen.toml; rm /etc/mizzen/host.d/amd.toml",
+    );
     site.root("node1", &format!("sed -i '/^#/d; s/^required/optional/' {LINE}"));
     site.root("node1", "chmod 1777 /var/lib/mizzen/copies");
     containers_run(site);
@@ -125,7 +135,10 @@ fn what_administrators_changed_is_there(site: &Site) {
     let line = site.root("node1", &format!("cat {LINE}")).stdout;
     assert_eq!(line, "optional /usr/lib/mizzen/spank_mizzen.so\n");
     if site.tool == Tool::Apt {
-        site.root("node1", "! test -e /etc/mizzen/host.d/amd.toml; stat -c %a /var/lib/mizzen/copies | grep -qx 1777");
+        site.root(
+            "node1",
+            "! test -e /etc/mizzen/host.d/amd.toml; stat -c %a /var/lib/mizzen/copies | grep -qx 1777",
+        );
     }
 }
 
@@ -189,7 +202,10 @@ fn removal(site: &Site, order: [&str; 3]) {
 
 /// What is mizzen's alone goes; what belongs to users stays.
 fn nothing_is_left(site: &Site, before: &str) {
-    site.root("node1", "mkdir -p /var/lib/mizzen/copies/mizzen-2001 /var/cache/mizzen; touch /var/cache/mizzen/copy");
+    site.root(
+        "node1",
+        "mkdir -p /var/lib/mizzen/copies/mizzen-2001 /var/cache/mizzen; touch /var/cache/mizzen/copy",
+    );
     if site.tool == Tool::Apt {
         site.root("node1", "DEBIAN_FRONTEND=noninteractive apt-get purge -q -y mizzen");
     }

@@ -59,8 +59,12 @@ fn a_plugstack_conf_that_was_removed_is_not_made_again() {
 fn a_shared_plugstack_conf_is_left_to_the_administrator() {
     let site = start("plugstack-shared", |spec| Spec { own_etc_slurm: false, ..spec });
     for output in on_both(|machine| site.install(machine, Version::This)) {
-        assert_says(&output, "mizzen: /etc/slurm is on a file system of its own, so other machines may read it: nothing in it was changed\n");
-        let told = format!("mizzen: once every node has mizzen, add this line to plugstack.conf: {REQUIRED}\n");
+        assert_says(
+            &output,
+            "mizzen: /etc/slurm is on a file system of its own, so other machines may read it: nothing in it was changed\n",
+        );
+        let told =
+            format!("mizzen: once every node has mizzen, add this line to plugstack.conf: {REQUIRED}\n");
         assert_says(&output, &told);
         assert_out(&site.cluster.run(PLAIN), 0, "node1\n");
     }

@@ -30,7 +30,8 @@ pub struct Site {
 
 impl Site {
     pub fn start(tool: Tool, spec: Spec) -> Site {
-        let site = Site { cluster: with_images(Spec { plugstack: Vec::new(), layers: Vec::new(), ..spec }), tool };
+        let site =
+            Site { cluster: with_images(Spec { plugstack: Vec::new(), layers: Vec::new(), ..spec }), tool };
         for version in [Version::This, Version::Next] {
             let package = fs::read(site.package(version)).unwrap();
             site.cluster.share(&site.file_name(version), &package).unwrap();
