@@ -54,7 +54,7 @@ fn different(output: &Output, lines: usize) -> usize {
     output.stdout.lines().collect::<std::collections::BTreeSet<_>>().len()
 }
 
-/// Open MPI 4 on the nodes and in the image.
+/// "`mpirun -np 4 singularity exec centos_ompi.img /usr/bin/mpi_ring`", with Open MPI 4 on the nodes and in the image.
 #[test]
 fn ranks_on_two_nodes_compute_together() {
     let cluster = start("mpirun", 2);
@@ -128,6 +128,7 @@ fn ranks_of_their_own_lose_their_neighbours() {
     assert_eq!(alone.stdout.matches("Operation not permitted").count(), 2, "{}", alone.text());
 }
 
+/// "`mpiexec -n $SLURM_NTASKS -ppn $SLURM_NTASKS_PER_NODE ch-run -b /lrz/sys/:/lrz/sys/ -w ./img -- python /model/train.py`"
 #[test]
 fn mpich_finds_its_process_manager() {
     let cluster = start("mpiexec", 2);
