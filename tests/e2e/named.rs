@@ -437,6 +437,20 @@ fn who_has_been_in_a_container_leaves_nothing_there() {
     assert_out(&entered, 0, "mizzen-fuse\nmizzen-watch\n");
 }
 
+/// The same by steps of several tasks, where Slurm knows a step's processes by their parents and does not find servers.
+#[test]
+fn steps_that_have_been_in_a_container_leave_nothing_there() {
+    let cluster = start(Release::Slurm22_05, "name-standby-steps");
+    let entered = cluster.run(
+        "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --overlap --container-image=/shared/a.sqsh --container-name=dev sh -c \"touch began; while [ ! -e /go ]; do sleep 0.1; done\" & \
+         until [ -e began ]; do sleep 0.1; done; for i in 1 2 3; do srun -Q --overlap -n2 --container-name=dev:exec true; done; \
+         for i in $(seq 80); do [ $(pgrep -c mizzen) = 2 ] && break; sleep 0.1; done; pgrep -l mizzen | cut -d\" \" -f2 | sort; \
+         srun -Q --overlap --container-name=dev touch /go; wait'",
+    );
+    assert_out(&entered, 0, "mizzen-fuse\nmizzen-watch\n");
+}
+
 /// A package as pip installs it, and the pip that Debian's python3-venv brings.
 fn share_wheels(cluster: &Cluster) {
     let tree = ImageTree::empty().unwrap();

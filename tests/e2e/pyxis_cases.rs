@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mizzen_tests::check::{one_node, with_images};
+use mizzen_tests::check::{count, one_node, with_images};
 use mizzen_tests::images::{self, ImageTree};
 use mizzen_tests::packages::share_repository;
 use mizzen_tests::registry::{Layout, LocalRegistry};
@@ -756,7 +756,13 @@ fn start(release: Release) -> (Cluster, Vec<Box<dyn std::any::Any>>, String) {
 /// As pyxis has its tests run: in an allocation, the cases of a file one after the other.
 #[test]
 fn what_pyxis_tests_holds_here() {
-    let (cluster, _registries, digest) = start(Release::Slurm22_05);
+    for release in [Release::Slurm22_05, Release::Slurm24_11].into_iter().take(count(1, 2) as usize) {
+        run_all_cases(release);
+    }
+}
+
+fn run_all_cases(release: Release) {
+    let (cluster, _registries, digest) = start(release);
     cluster.run("touch ~/mark-of-home; mkdir -p cases");
     let mut files: BTreeMap<&str, Vec<(usize, &str)>> = BTreeMap::new();
     for (number, (file, case, what)) in CASES.iter().enumerate() {

@@ -338,7 +338,7 @@ fn lock_holder(directory: &OwnedFd, name: &str) -> String {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut text = [0; 10];
     let read = openat(directory, name, flags, Mode::empty()).map(File::from);
-    let length = read.and_then(|file| Ok(file.read_at(&mut text, 0).unwrap_or(0))).unwrap_or(0);
+    let length = read.map_or(0, |file| file.read_at(&mut text, 0).unwrap_or(0));
     let text = String::from_utf8_lossy(&text[..length]).trim().to_owned();
     if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() { text } else { "?".to_owned() }
 }
