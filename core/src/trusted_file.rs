@@ -211,9 +211,9 @@ pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
         } else {
             return Ok(ControlFlow::Continue(()));
         };
-        let shown = place_of(here);
-        let message = format!("is not safe from other users: {} {why}", shown.display());
-        Ok(ControlFlow::Break(failed(message).hint(
+        let (path, shown) = (path.display(), place_of(here));
+        let message = format!("{path} is not safe from other users: {} {why}", shown.display());
+        Ok(ControlFlow::Break(Failure::new(message).hint(
             "it and all directories above it must belong to you or to root, and let nobody else write",
         )))
     });

@@ -547,7 +547,7 @@ fn without_slurm() {
     let both = cluster.run("mizzen plan --container=e.toml --environment=e pwd");
     assert_failed(
         &both,
-        125,
+        2,
         "error: the argument '--container <IMAGE>' cannot be used with '--environment <NAME>'",
     );
 
