@@ -35,6 +35,7 @@ mod many_nodes;
 mod mpi;
 mod mpirun;
 mod named;
+mod old_kernels;
 mod other_users;
 mod own_hostname;
 mod pyxis;
