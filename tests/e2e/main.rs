@@ -30,6 +30,7 @@ mod gpu;
 mod hints;
 mod hostile;
 mod image_policy;
+mod installation;
 mod lifetime;
 mod many_nodes;
 mod mpi;
