@@ -94,8 +94,9 @@ impl Server {
         let lock = lock.map(|lock| lock.path.as_path());
         let name = quote(path.as_os_str().as_bytes());
         let mut keep_watching = watch.descriptors();
-        keep_watching.extend([from_server.as_fd(), image.file()]);
-        let mut keep_serving = vec![wait.as_fd(), image.file(), to_watcher.as_fd()];
+        keep_watching.extend([from_server.as_fd(), image.source().original()]);
+        let mut keep_serving = vec![wait.as_fd(), to_watcher.as_fd()];
+        keep_serving.extend(image.source().descriptors());
         keep_serving.extend(until.map(AsFd::as_fd));
         let starting = sys::spawn_watched(
             &keep_serving,
@@ -189,7 +190,7 @@ fn serve(
         }
     };
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
-    let _ = fuse::filter::install();
+    let _ = fuse::filter::install(image.source().system_calls());
     let (readahead_image, command) = (Arc::clone(image), command.to_vec());
     // Where there can be no more threads, nothing is read ahead.
     let _ = std::thread::Builder::new().name(READ_AHEAD.to_owned()).spawn(move || {

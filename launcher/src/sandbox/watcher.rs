@@ -209,7 +209,7 @@ impl Watched<'_> {
 
     /// What changes when somebody writes to the image.
     fn version(&self) -> Option<(u64, i64, i64)> {
-        let file = File::from(self.image.file().try_clone_to_owned().ok()?).metadata().ok()?;
+        let file = File::from(self.image.source().original().try_clone_to_owned().ok()?).metadata().ok()?;
         Some((file.len(), file.mtime(), file.mtime_nsec()))
     }
 
