@@ -12,5 +12,5 @@ pub mod writer;
 
 pub use reader::{
     ByteSource, Compressor, Directory, Entry, EntryType, Error, Image, Inode, InodeRef, Kind, Listing, Piece,
-    RegularFile, Result, Superblock, Symlink,
+    RegularFile, Result, Superblock, Symlink, TellNote, Work,
 };

@@ -37,6 +37,8 @@ mod named;
 mod other_users;
 mod own_hostname;
 mod pyxis;
+mod read_through;
+mod read_through_faults;
 mod registry_images;
 mod registry_requests;
 mod releases;

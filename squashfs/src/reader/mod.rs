@@ -24,6 +24,7 @@ mod superblock;
 mod xattr;
 
 use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use block_index::BlockIndex;
 use cache::Cache;
@@ -37,7 +38,7 @@ pub use directory::{Entry, EntryType, Listing};
 pub use error::{Error, Result};
 pub use inode::{Directory, Inode, Kind, RegularFile, Symlink};
 pub use metadata::InodeRef;
-pub use source::ByteSource;
+pub use source::{ByteSource, TellNote};
 pub use superblock::Superblock;
 
 // The caches, together with one block in work per thread, keep a server of 8 threads below 64 MiB.
@@ -64,6 +65,17 @@ pub struct Image {
     fragments: Cache<Box<[u8]>>,
     blocks: Cache<Box<[u8]>>,
     block_index: BlockIndex,
+    read: AtomicU64,
+    inflated: AtomicU64,
+}
+
+/// What has been done with an image, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    /// Read from the source.
+    pub read: u64,
+    /// What came of inflating.
+    pub inflated: u64,
 }
 
 impl Image {
@@ -86,6 +98,8 @@ impl Image {
             fragments: Cache::new(FRAGMENT_CACHE, 1),
             blocks: Cache::new(BLOCK_CACHE, 1),
             block_index: BlockIndex::default(),
+            read: AtomicU64::new(0),
+            inflated: AtomicU64::new(0),
             superblock,
         };
         image.prefetch_metadata();
@@ -99,6 +113,11 @@ impl Image {
     /// Where its bytes come from, for those who must know which descriptors are needed.
     pub fn source(&self) -> &dyn ByteSource {
         &*self.source
+    }
+
+    /// What has been done with it so far.
+    pub fn work(&self) -> Work {
+        Work { read: self.read.load(Ordering::Relaxed), inflated: self.inflated.load(Ordering::Relaxed) }
     }
 
     /// The superblock, for statfs and reports.
@@ -147,6 +166,14 @@ impl Image {
             return Err(Error::Corrupt("a position outside the image"));
         }
         let in_file = self.offset.checked_add(position).ok_or(Error::Corrupt("a position overflows"))?;
+        self.read.fetch_add(buffer.len() as u64, Ordering::Relaxed);
         self.source.read_exact_at(buffer, in_file).map_err(|source| Error::Io { at: position, source })
+    }
+
+    /// Inflates what was read at byte `position`.
+    fn inflate(&self, input: &[u8], limit: usize, position: u64) -> Result<Box<[u8]>> {
+        let inflated = self.superblock.compressor.decompress(input, limit, position)?;
+        self.inflated.fetch_add(inflated.len() as u64, Ordering::Relaxed);
+        Ok(inflated)
     }
 }

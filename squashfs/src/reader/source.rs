@@ -10,6 +10,9 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{Advice, fadvise, fstat};
 
+/// Tells the user something that is no failure.
+pub type TellNote = Box<dyn Fn(&str) + Send + Sync>;
+
 /// A file as an image is read from it. Any number of threads read at once.
 pub trait ByteSource: Send + Sync {
     /// How long it is.
@@ -30,6 +33,16 @@ pub trait ByteSource: Send + Sync {
 
     /// All descriptors that it reads from, for those who close the others.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Has `tell` told, once, what the user should know and what is no failure.
+    fn on_note(&self, tell: TellNote) {
+        drop(tell);
+    }
+
+    /// How many bytes were read from elsewhere because the copy did not have them; None where there is no copy.
+    fn missed(&self) -> Option<u64> {
+        None
+    }
 
     /// The system calls that reading takes beside those that every server may make ([`crate::fuse::filter`]).
     fn system_calls(&self) -> &'static [libc::c_long] {
