@@ -9,9 +9,9 @@ use mizzen_tests::copies::{
 };
 use mizzen_tests::{Cluster, User};
 
-/// Waits until the copy is there, in the container or beside it.
+/// Waits until the copy is there. What makes it has the lowest priority.
 const COPIED: &str =
-    "for i in $(seq 300); do ls /var/tmp/mizzen-2001/sha256-* >/dev/null 2>&1 && break; sleep 0.1; done";
+    "for i in $(seq 1200); do ls /var/tmp/mizzen-2001/sha256-* >/dev/null 2>&1 && break; sleep 0.1; done";
 
 /// The first user's copy is as it should be, and nothing is left of its making.
 #[track_caller]
@@ -100,7 +100,9 @@ fn what_was_read_is_not_read_again() {
         &sum_of(2),
     );
     let read = served_slowly(&cluster) - before;
-    assert!(read <= size + size / 10, "{read} bytes were read of {size}");
+    // Of each copier that is killed, what its threads have under way is lost: a megabyte of each.
+    let lost = 3 * (5 << 20);
+    assert!(read <= size + size / 10 + lost, "{read} bytes were read of {size}");
     assert_copied(&cluster, &image);
 }
 
@@ -154,7 +156,7 @@ fn data_is_read_through_like_an_image() {
     assert_out(&cluster.run(&format!("{run} '{COPIED}; sha256sum < /more/data/1'")), 0, &sum_of(1));
     let expected = digest_of(&cluster, &format!("/shared/{LARGE}")).replace(':', "-");
     let found = cluster.run(&format!(
-        "for i in $(seq 100); do [ -e {CACHE}/{expected} ] && break; sleep 0.1; done; ls {CACHE}"
+        "for i in $(seq 1200); do [ -e {CACHE}/{expected} ] && break; sleep 0.1; done; ls {CACHE}"
     ));
     assert!(found.stdout.contains(&expected), "{}", found.text());
 }
