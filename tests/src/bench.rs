@@ -5,6 +5,7 @@
 mod import;
 mod mpi;
 mod read_through;
+mod scale;
 mod slurm;
 mod staging;
 mod training;
@@ -87,6 +88,11 @@ pub fn run_staging(rounds: u32) -> Result<()> {
 /// and 9 GB of memory.
 pub fn run_read_through(rounds: u32) -> Result<()> {
     read_through::run(rounds)
+}
+
+/// What starts of many nodes cost, into docs/scale.md; and checked on virtual nodes.
+pub fn run_scale(checked: bool) -> Result<()> {
+    scale::run(checked)
 }
 
 /// The same for steps of Slurm alone.

@@ -73,6 +73,11 @@ static LARGE_IMAGE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     tree.squashfs(&["-comp", "zstd"]).unwrap()
 });
 
+/// The image.
+pub fn large_image() -> &'static [u8] {
+    &LARGE_IMAGE
+}
+
 /// What `sha256sum` says of one of its files.
 pub fn sum_of(number: usize) -> String {
     let mut sum = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -84,7 +89,7 @@ pub fn sum_of(number: usize) -> String {
 pub fn large_cluster(name: &str, toml: &str) -> Cluster {
     let cluster =
         staging_cluster(&format!("through-{name}"), &format!("{TOML}stage_read_through = \"1m\"\n{toml}"));
-    cluster.share(LARGE, &LARGE_IMAGE).unwrap();
+    cluster.share(LARGE, large_image()).unwrap();
     cluster
 }
 

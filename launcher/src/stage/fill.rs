@@ -32,7 +32,9 @@ const PIECE: u64 = 8;
 /// How many threads fetch from a network; from a disk one does.
 const READERS: u64 = 4;
 /// A reader is thought to read on for so long after their last demand: the background then fetches only now and then.
-const BUSY: Duration = Duration::from_millis(40);
+const BUSY: Duration = Duration::from_millis(100);
+/// Nothing is fetched in the background before that: the container starts, and reads now and then.
+const GRACE: Duration = Duration::from_millis(300);
 /// It fetches a piece after that time all the same, so that the copy is made some day.
 const SLOWEST: Duration = Duration::from_millis(80);
 /// What readers will want next is sought so many chunks behind what they wanted last.
@@ -116,6 +118,9 @@ impl Filler<'_> {
     ) -> Result<(File, Digest), Unfilled> {
         let size = self.source.identity.size;
         let done = AtomicU64::new(self.fetcher.partial.present());
+        if self.pace == Pace::Background {
+            std::thread::sleep(GRACE);
+        }
         let work = Work {
             filler: self,
             next: Mutex::new(first_piece(size)),

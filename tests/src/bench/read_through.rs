@@ -100,7 +100,7 @@ fn turns(contenders: &'static [Contender; 2], round: u32) -> [&'static Contender
 /// The file system mounted anew, when the last start has ended.
 fn renew(before: &str) -> String {
     format!(
-        "until ! pgrep -u alice -x 'mizzen-(fuse|copy)' > /dev/null; do sleep 0.05; done\n{before}\n\
+        "until ! pgrep -u alice mizzen- > /dev/null; do sleep 0.05; done\n{before}\n\
          umount /slow 2> /dev/null; bindfs -o allow_other --read-rate={RATE} /run/shared-backing /slow\n"
     )
 }

@@ -103,8 +103,7 @@ fn a_record_that_is_none_is_set_aside() {
         damage();
         assert_eq!(marks(&begun(&cache, &original)), vec![MISSING; 6], "{what}");
     }
-    assert_eq!(cache.names(BROKEN).unwrap().len(), damages.len());
-    evict::sweep(&cache);
+    // Whoever makes room for the next one removes it.
     assert!(cache.names(BROKEN).unwrap().is_empty());
 }
 
