@@ -47,7 +47,7 @@ use crate::{host_libraries, importer, raised_limits, sys, trace};
 
 /// Runs a program in a container of its own, or in a named one: becomes it, or returns why not.
 pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
-    let reporter = Box::new(StderrReporter::for_this_process());
+    let reporter = Box::new(StderrReporter::for_this_process().with_verbosity(options.settings.verbose()));
     let save = save_target(&options, None)?;
     let claim = match containers::find(&mut options)? {
         None => None,
@@ -186,15 +186,16 @@ pub fn prepare(
     })
 }
 
-/// Enters a named container that runs. Where this process is `alone`, nobody else comes in with it, and the file server that stands
-/// by is for its program only. (Of several tasks nobody knows which one ends last: theirs stays as long as the container.)
+/// Enters a named container that runs. The file server that stands by is needed as long as this process, if that is `alone`, or as
+/// long as slurmstepd, its parent, which ends with the last task of the step on this node.
 pub fn enter(
     mut running: Running,
     options: &RunOptions,
     reporter: Box<dyn Reporter>,
     alone: bool,
 ) -> Result<(Namespaces, Facts), Failure> {
-    running.server_lock.until = alone.then(sys::pidfd_of_self).transpose().ok().flatten();
+    let until = if alone { nix::unistd::getpid() } else { nix::unistd::getppid() };
+    running.server_lock.until = sys::pidfd_of(until.as_raw()).ok();
     let mut facts = Facts { unshare: running.namespaces.unshare, ..running.facts(options) };
     check_namespaces(options, facts.unshare)?;
     let watch = Watch::new(reporter)?;
@@ -280,10 +281,11 @@ fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> 
             false => failure,
         }
     });
-    let StagedImage { opened, digest, provenance } = staged?;
+    let StagedImage { opened, digest, provenance, through } = staged?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
     let of_manifest = options.image.reference().and_then(|reference| reference.digest);
-    Ok(Loaded { content_digest: digest, ..Loaded::new(opened, of_manifest.or(digest))? })
+    let source = through.map(|through| Box::new(through) as _);
+    Ok(Loaded { content_digest: digest, ..Loaded::new(opened, source, of_manifest.or(digest))? })
 }
 
 /// Where the container gets its files from.
@@ -304,7 +306,9 @@ fn serve(
                 .verifies(Requirements::new(&options.image, &options.policy).content_matters());
             let command = &options.command;
             // What is changed in a container that is writable or has a name stands for the layers below it: no others there.
-            let is_plain = lock.is_none() && options.settings.writable() == Writable::No;
+            // The watcher, for whom files are unpacked, has no part in a copy that is being made.
+            let is_whole = squashfs.source().missed().is_none();
+            let is_plain = lock.is_none() && is_whole && options.settings.writable() == Writable::No;
             let find = || {
                 StartProfile::find(
                     &image.opened,
@@ -351,8 +355,10 @@ fn make_plan(
     for mount in &plan.mounts {
         if let MountKind::Squashfs(path) = &mount.kind {
             // Copied to this node as images are.
-            let opened = stage(path, &Requirements::default(), &options.staging)
-                .and_then(|staged| image::open_squashfs(&staged.opened));
+            let opened = stage(path, &Requirements::default(), &options.staging).and_then(|staged| {
+                let through = staged.through.map(|through| Box::new(through) as _);
+                image::open_squashfs(&staged.opened, through)
+            });
             data.push(Arc::new(opened.map_err(|failure| failure.about(&mount.why))?));
         }
     }

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use mizzen_squashfs::fuse::Recorder;
 use mizzen_squashfs::{Image, Inode};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 
 use super::exec::candidates;
 use crate::elf;
@@ -98,13 +96,4 @@ pub fn read_profile(image: &Image, text: &[u8], recorder: &Recorder) {
             done += len;
         }
     }
-}
-
-/// Task 0 may be pinned to one CPU; what works for all may use all that the step has, to which the kernel limits this.
-pub fn use_all_cpus() {
-    let mut all = CpuSet::new();
-    for cpu in 0..CpuSet::count() {
-        let _ = all.set(cpu);
-    }
-    let _ = sched_setaffinity(Pid::from_raw(0), &all);
 }

@@ -28,6 +28,7 @@ use super::processes::own_mount_name;
 use super::watcher::{self, Watch, Watched, WatcherConnection};
 use super::{readahead, standby};
 use crate::plan::Identity;
+use crate::report::megabytes;
 use crate::stage::profile::{Reads, StartProfile, WORTHWHILE};
 use crate::sys;
 
@@ -113,9 +114,10 @@ impl Server {
         let reads =
             profile.and_then(|_| memfd_create("mizzen-profile", MemfdFlags::CLOEXEC).ok()).map(File::from);
         let mut keep_watching = watch.descriptors();
-        keep_watching.extend([from_server.as_fd(), image.file()]);
+        keep_watching.extend([from_server.as_fd(), image.source().original()]);
         keep_watching.extend(reads.as_ref().map(AsFd::as_fd));
-        let mut keep_serving = vec![wait.as_fd(), image.file(), to_watcher.as_fd()];
+        let mut keep_serving = vec![wait.as_fd(), to_watcher.as_fd()];
+        keep_serving.extend(image.source().descriptors());
         keep_serving.extend(until.map(AsFd::as_fd));
         keep_serving.extend(reads.as_ref().map(AsFd::as_fd));
         // As long as there is a server, nobody removes what is over its files.
@@ -126,7 +128,7 @@ impl Server {
             || match serve(&wait, image, command, owner, &to_watcher, lock.map(|lock| (lock, until)), starts)
             {
                 Ok(()) => {
-                    to_watcher.ended();
+                    to_watcher.ended(&work_of(image));
                     0
                 }
                 Err(error) => {
@@ -213,7 +215,7 @@ fn serve(
 ) -> io::Result<()> {
     become_server();
     end_on_panic(Arc::clone(watcher));
-    let (workers, _turn) = match lock {
+    let (workers, turn) = match lock {
         None => (fuse::Workers::new(threads()), None),
         Some((lock, until)) => {
             sys::share_descriptors();
@@ -221,9 +223,13 @@ fn serve(
             (fuse::Workers::with_one_queue(threads()), Some(turn))
         }
     };
-    let notes = starts.and_then(|(_, file)| file.try_clone().ok());
+    let notes = Arc::clone(watcher);
+    image.source().on_note(Box::new(move |text| notes.note(text)));
+    let reads_file = starts.and_then(|(_, file)| file.try_clone().ok());
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
-    let _ = fuse::filter::install();
+    let _ = fuse::filter::install(image.source().system_calls());
+    // Without a thread for it, those who come later do not find this server; those who are there have their files.
+    let _ = turn.as_ref().map(standby::Turn::take_lock_later);
     let recorder = starts.map(|_| Arc::new(fuse::Recorder::new(WORTHWHILE)));
     let profile = starts.map(|(profile, _)| profile);
     // One thread for all that need not be done at once. Where there can be no more threads, that is left out.
@@ -241,8 +247,8 @@ fn serve(
             if let Some(reads) = reads {
                 readahead::read_profile(&image, &reads, &recorder);
             }
-            if let Some(notes) = notes {
-                note_reads(&image, &recorder, notes, &watcher);
+            if let Some(file) = reads_file {
+                note_reads(&image, &recorder, file, &watcher);
             }
         })
     };
@@ -282,6 +288,20 @@ fn note_reads(
     }
 }
 
+/// Where the bytes of an image came from, for people.
+fn work_of(image: &squashfs::Image) -> String {
+    let squashfs::Work { read, inflated } = image.work();
+    let origin = match image.source().missed() {
+        None => String::new(),
+        Some(missed) => format!(
+            ", {} of them from the copy on the node, {} from where the image is",
+            megabytes(read.saturating_sub(missed)),
+            megabytes(missed)
+        ),
+    };
+    format!("{} read{origin}; {} inflated", megabytes(read), megabytes(inflated))
+}
+
 /// As many as can work at once, within reason. (The standard library's answer takes a tenth of a millisecond, for which the
 /// read-ahead would wait: it reads the cgroup's files too.)
 fn threads() -> usize {
@@ -292,7 +312,7 @@ fn threads() -> usize {
 /// Leaves everything behind that belongs to the job's program rather than to a server for all its tasks.
 fn become_server() {
     let _ = nix::unistd::chdir("/");
-    readahead::use_all_cpus();
+    sys::use_all_cpus();
     // No core files of image data, and no files but those it has.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);

@@ -156,7 +156,7 @@ impl Image {
             let input =
                 compressed.get_mut(..len).ok_or(Error::Corrupt("a data block of the wrong length"))?;
             self.read_image(position, input)?;
-            Block::filled(block_size, |buffer| self.superblock.compressor.decompress(input, buffer, position))
+            Block::filled(block_size, |buffer| self.inflate(input, buffer, position))
         })
     }
 }

@@ -178,7 +178,7 @@ impl Image {
         let bytes = match head & STORED {
             0 => {
                 let mut decoded = vec![0; METADATA_LEN];
-                let len = self.superblock.compressor.decompress(body, &mut decoded, position)?;
+                let len = self.inflate(body, &mut decoded, position)?;
                 decoded.truncate(len);
                 decoded.into_boxed_slice()
             }

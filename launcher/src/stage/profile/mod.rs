@@ -188,7 +188,7 @@ impl StartProfile {
         else {
             return;
         };
-        let keep = [std::os::fd::AsFd::as_fd(&end), image.file()];
+        let keep = [std::os::fd::AsFd::as_fd(&end), image.source().original()];
         sys::spawn_detached(&keep, || {
             let _ = nix::sys::prctl::set_name(c"mizzen-unpack");
             sys::lower_priority();
@@ -201,7 +201,7 @@ impl StartProfile {
     }
 
     fn existing_cache(&self) -> Option<Cache> {
-        let (dir, path) = own_directory::find(&self.directory)?;
+        let (dir, path) = own_directory::find(&self.directory).ok()??;
         Some(Cache { dir, path, shared: false })
     }
 

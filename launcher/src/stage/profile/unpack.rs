@@ -171,7 +171,7 @@ fn make(image: &Image, chosen: &[Chosen], cache: &Cache, temporary: &str, end: &
 /// What a child does: it inflates the files into those that are open.
 fn fill(image: &Image, batch: &[Chosen], opened: &[File], end: &OwnedFd) -> io::Result<()> {
     // Kernels without filters unpack all the same.
-    let _ = fuse::filter::install();
+    let _ = fuse::filter::install(image.source().system_calls());
     for (file, mut opened) in batch.iter().zip(opened) {
         let mut at = 0;
         while at < file.inode.size() {
