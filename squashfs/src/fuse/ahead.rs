@@ -20,8 +20,10 @@ const MAX_STREAMS: usize = 16;
 const MAX_WINDOW: u64 = 2 << 20;
 /// A request that begins so near to the end of the one before continues it: mappings are read around the place of a fault.
 const NEAR: u64 = 256 << 10;
-/// Each has a block in work, which counts towards the memory of a server.
-pub const MAX_THREADS: usize = 3;
+/// Threads for them at most.
+const MAX_THREADS: usize = 3;
+/// Each thread has a block in work, and with xz a dictionary of its size: of larger blocks than this, only one.
+const LARGE_BLOCK: u64 = 256 << 10;
 /// Pieces that wait to be decoded; the oldest are given up first.
 const MAX_QUEUE: usize = 64;
 
@@ -63,6 +65,12 @@ impl Ahead {
     /// For an image with blocks of this size.
     pub fn new(block_size: u32) -> Ahead {
         Ahead { state: Mutex::default(), wake: Condvar::new(), block_size: u64::from(block_size.max(1)) }
+    }
+
+    /// How many threads are to decode, beside so many that answer requests.
+    pub fn threads(&self, answering: usize) -> usize {
+        let most = if self.block_size > LARGE_BLOCK { 1 } else { MAX_THREADS };
+        answering.saturating_sub(1).min(most)
     }
 
     /// A request for `len` bytes of a file from `offset` on, which has `size` bytes.

@@ -123,7 +123,7 @@ pub fn serve(
             others.push(thread);
         }
         // Without them the mount is slower, not broken.
-        for _ in 0..threads.saturating_sub(1).min(ahead::MAX_THREADS) {
+        for _ in 0..server.ahead.threads(threads) {
             let server = &server;
             let _ = std::thread::Builder::new().spawn_scoped(scope, || server.ahead.decode(&server.image));
         }
