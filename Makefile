@@ -1,5 +1,6 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
 .PHONY: help build portable install stage stage-inject deps root demo demo-tensorflow demo-pytorch cluster test test-long \
+  test-kernels test-arm64 \
   releases bench bench-training fuzz fuzzers lint msrv bindings docs docs-test clean
 
 PREFIX     ?= /usr/local
@@ -11,8 +12,9 @@ SHARE       = $(DESTDIR)$(PREFIX)/share
 GLIBC := 2.28
 HOST  := $(shell rustc -vV | sed -n 's/^host: //p')
 TOOLS := target/tools
-# Where `install` takes the programs from.
-FROM  ?= target/release
+# Where `install` takes the programs from, and which of them writes the man pages.
+FROM   ?= target/release
+MIZZEN ?= $(FROM)/mizzen
 # yes: `install` makes the link `enroot` too, for scripts that have the words of that command.
 ENROOT ?= no
 # release, or quick: built in seconds after an edit, and a little slower.
@@ -33,6 +35,8 @@ help:
 	@echo 'make demo-tensorflow, demo-pytorch   ResNet-50 on that cluster; ten minutes the first time (root)'
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
+	@echo 'make test-kernels  containers on Linux 5.10, 6.1, 6.12 and the newest of Debian, in virtual machines (root)'
+	@echo 'make test-arm64    the same for 64-bit ARM, built here and emulated (root)'
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
 	@echo 'make bench-training  trainings on the node and in a container, for docs/performance.md; PAIRS=10 (root)'
 	@echo 'make fuzz       every parser of what others write; SECONDS=60 each, TARGET=squashfs'
@@ -75,28 +79,29 @@ install:
 	  > $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
 	install -d $(addprefix $(SHARE)/man/,man1 man5 man7) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	  $(SHARE)/fish/vendor_completions.d
-	$(FROM)/mizzen man $(SHARE)/man/man1
+	$(MIZZEN) man $(SHARE)/man/man1
 	mv $(SHARE)/man/man1/*.5 $(SHARE)/man/man5
 	mv $(SHARE)/man/man1/*.7 $(SHARE)/man/man7
-	$(FROM)/mizzen completions bash > $(SHARE)/bash-completion/completions/mizzen
-	$(FROM)/mizzen completions zsh > $(SHARE)/zsh/site-functions/_mizzen
-	$(FROM)/mizzen completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish
+	$(MIZZEN) completions bash > $(SHARE)/bash-completion/completions/mizzen
+	$(MIZZEN) completions zsh > $(SHARE)/zsh/site-functions/_mizzen
+	$(MIZZEN) completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish
 
 # The plugin must run in the distribution's Slurm, so it is linked against an old glibc. The launcher has musl, where the
 # toolchain has that: it starts a third of a millisecond faster in virtual machines, where glibc's questions to the CPU are
 # dear, and every task starts it. The importer goes with it.
 MUSL := $(subst -gnu,-musl,$(HOST))
+PORTABLE := target/portable
 ZIGBUILD := PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(CARGO) zigbuild
 portable: $(TOOLS)/ready
 	$(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p spank-mizzen
-	install -D -t target/portable target/$(HOST)/$(PROFILE)/libspank_mizzen.so
+	install -D -t $(PORTABLE) target/$(HOST)/$(PROFILE)/libspank_mizzen.so
 	if [ -d "$$(rustc --print target-libdir --target $(MUSL))" ]; then \
 	  RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --profile $(PROFILE) --target $(MUSL) -p mizzen -p mizzen-import && \
-	  install -t target/portable $(addprefix target/$(MUSL)/$(PROFILE)/,mizzen mizzen-import); \
+	  install -t $(PORTABLE) $(addprefix target/$(MUSL)/$(PROFILE)/,mizzen mizzen-import); \
 	else \
-	  $(STATIC) && install -t target/portable target/static/$(HOST)/$(PROFILE)/mizzen && \
+	  $(STATIC) && install -t $(PORTABLE) target/static/$(HOST)/$(PROFILE)/mizzen && \
 	  $(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p mizzen-import && \
-	  install -t target/portable target/$(HOST)/$(PROFILE)/mizzen-import; \
+	  install -t $(PORTABLE) target/$(HOST)/$(PROFILE)/mizzen-import; \
 	fi
 
 $(TOOLS)/ready: packaging/portable.txt
@@ -171,6 +176,25 @@ bench-training: deps root stage
 
 test-long: export MIZZEN_TEST_LONG = 1
 test-long: test
+
+# Virtual machines. They are emulated where the processor does not help, and take minutes each.
+test-kernels test-arm64: PACKAGES += e2fsprogs gzip xz-utils zstd
+test-kernels: deps root stage
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster kernels $(KERNEL)
+
+# The man pages are written by the launcher for this machine.
+ARM64 := aarch64-unknown-linux-gnu
+test-arm64: deps root stage
+	rustup target add $(ARM64) $(ARM64:gnu=musl)
+	$(MAKE) --no-print-directory portable HOST=$(ARM64) PORTABLE=target/portable-arm64
+	rm -rf target/stage-arm64
+	$(MAKE) --no-print-directory install FROM=target/portable-arm64 MIZZEN=target/portable/mizzen \
+	  DESTDIR=target/stage-arm64 PREFIX=/usr
+	RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --tests --profile $(PROFILE) --target $(ARM64:gnu=musl) -p mizzen-core -p mizzen-squashfs -p mizzen \
+	  --message-format=json-render-diagnostics > target/arm64-tests.json
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster arm64 target/stage-arm64 $$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' target/arm64-tests.json)
 
 # libFuzzer needs the compiler's help to see where an input leads. cargo-fuzz asks nightly Rust for it; the same pass of LLVM
 # is there in stable Rust.

@@ -209,7 +209,8 @@ fn are_unknown(errno: nix::errno::Errno) -> bool {
     matches!(errno, nix::errno::Errno::EPERM | nix::errno::Errno::ENODEV)
 }
 
-const NO_DISK: &str = "TMPDIR must be a directory on a local disk, not on a network file system or an overlay";
+const NO_DISK: &str =
+    "TMPDIR must be a directory on a local disk, not on a network file system or an overlay";
 
 /// Where the changes of a named container are in the scratch root. The overlay's options tell it for ever after.
 pub fn overlay_directory(id: &str) -> String {

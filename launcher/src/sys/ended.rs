@@ -37,7 +37,9 @@ fn end_by_looking(pid: i32) -> io::Result<OwnedFd> {
     // It stands for this process for ever, whoever gets the number.
     let process =
         open(format!("/proc/{pid}"), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| if errno == rustix::io::Errno::NOENT { rustix::io::Errno::SRCH } else { errno })?;
+            .map_err(
+                |errno| if errno == rustix::io::Errno::NOENT { rustix::io::Errno::SRCH } else { errno },
+            )?;
     let (end, tell) = io::pipe()?;
     spawn_detached(&[process.as_fd(), tell.as_fd()], || {
         let _ = nix::sys::prctl::set_name(c"mizzen-wait");
@@ -61,7 +63,9 @@ fn is_awaited(tell: &PipeWriter) -> bool {
 fn has_ended(process: &OwnedFd) -> bool {
     let look = |name: &str, flags| openat(process, name, flags | OFlags::CLOEXEC, Mode::empty());
     let mut buffer = [0; 512];
-    let Ok(length) = look("stat", OFlags::RDONLY).and_then(|stat| read(stat, &mut buffer)) else { return true };
+    let Ok(length) = look("stat", OFlags::RDONLY).and_then(|stat| read(stat, &mut buffer)) else {
+        return true;
+    };
     // "pid (name) state …", and the name may be anything.
     let text = &buffer[..length];
     let state = text.iter().rposition(|byte| *byte == b')').and_then(|end| text.get(end + 2));
