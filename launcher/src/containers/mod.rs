@@ -21,22 +21,26 @@ mod jobs;
 mod record;
 mod running;
 mod scope;
+mod waiting;
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mizzen_core::Failure;
+use mizzen_core::failure::quote;
 use mizzen_core::request::ImageSource;
 use mizzen_core::settings::{ContainerName, Key, NameMode};
+use mizzen_core::{Failure, SlurmConf};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 use crate::image::Loaded;
-use crate::options::{Named, Origin, RunOptions};
+use crate::options::{Named, Origin, RunOptions, Scope};
 use crate::plan::{Facts, NamedRoot, Plan};
 use crate::remove_tree;
 use crate::sandbox::{self, Namespaces, Owner, ServerLock};
@@ -84,10 +88,10 @@ pub struct Claim {
 
 /// Looks for the container that the options name, as the user wants it to be. Where it is there, its image is the one to use.
 pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
-    let Some(Named { name, directory, scope }) = &options.named else { return Ok(None) };
+    prune_in_background(options);
+    let Some(Named { name, directory, scope, .. }) = &options.named else { return Ok(None) };
     let ContainerName { name: text, mode } = name;
     let scope = ScopeDirectory::make(directory, scope)?;
-    jobs::prune_in_background(directory, scope.job());
     let lock = scope.lock(text)?;
     let record = Record::read(&scope, text)?;
     let refused = |why: &str| Failure::new(format!("the container \"{text}\" {why}"));
@@ -105,12 +109,16 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
             "its files can be mounted once; wait until the step that runs in it has ended, or leave the flag out",
         )),
         (_, Some(record), Some((namespaces, connection))) => {
+            if let Some(job) = suspendable_job(record) {
+                return Err(refused(&format!("runs in job {job}, and jobs are suspended here (PreemptMode in slurm.conf)"))
+                    .hint(format!("srun --jobid={job} --overlap enters it in a step of that job; or take another name")));
+            }
             let server_lock = ServerLock { path: server_lock, until: None };
             let started = Started::read(&scope, text)?;
             let mounts = user_mounts(options);
             let other_mounts = (!mounts.is_empty() && mounts != started.mounts).then(|| {
                 let option = options.user().name_of(Key::Mounts);
-                format!("the container \"{text}\" runs with other mounts, so {option} does not hold")
+                format!("the container \"{text}\" runs with other mounts: ignoring {option}")
             });
             let own = record.image()?;
             let note = other_image(text, &own, &options.image)?.or(other_mounts);
@@ -120,6 +128,11 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         (NameMode::Auto | NameMode::Exec, None, _)
             if name.step().is_some_and(|step| step_process(step).is_some()) =>
         {
+            if options.image != ImageSource::Recorded {
+                let image = crate::image::shown(options.image.name().as_ref());
+                return Err(refused(&format!("is that of a step that runs, so {image} cannot be used for it"))
+                    .hint("leave the image out to enter it, or take another name"));
+            }
             Ok(Some(Found::Step(text.clone())))
         }
         (NameMode::Exec, record, None) => {
@@ -137,6 +150,17 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
             Ok(Some(Found::Stopped(Box::new(claim))))
         }
     }
+}
+
+/// Every start of a container removes those of ended jobs, with a name or without.
+fn prune_in_background(options: &RunOptions) {
+    let Some(directory) = &options.containers else { return };
+    let own = match options.named.as_ref().map(|named| &named.scope) {
+        Some(Scope::Job(job)) => Some(*job),
+        Some(Scope::Global) => None,
+        None => std::env::var("SLURM_JOB_ID").ok().and_then(|job| job.parse().ok()),
+    };
+    jobs::prune_in_background(directory, own, options.named.is_some());
 }
 
 /// A step that has ended may take a moment until it is gone, with its file server first.
@@ -158,9 +182,19 @@ fn enterable(record: &Record, server_lock: &Path) -> Result<Option<(Namespaces, 
     }
 }
 
+/// Another job in whose container this one must not be. A file server that stands still with its job is not waited for
+/// (`sandbox/standby.rs`); but one that stands still and waits for its turn keeps the requests of another that was killed, and whoever
+/// has asked cannot be killed.
+fn suspendable_job(record: &Record) -> Option<String> {
+    let own = std::env::var_os("SLURM_JOB_ID")?;
+    let other = running::other_job(record, &own)?;
+    let conf = SlurmConf::read(std::env::var_os("SLURM_CONF").as_deref().map(Path::new))?;
+    conf.suspends_jobs().then(|| quote(other.as_bytes()))
+}
+
 /// Where the container is or would be, and what it was made from, for `mizzen plan`.
 pub fn look(options: &mut RunOptions) -> Result<Option<NamedRoot>, Failure> {
-    let Some(Named { name, directory, scope }) = &options.named else { return Ok(None) };
+    let Some(Named { name, directory, scope, .. }) = &options.named else { return Ok(None) };
     let path = scope::path(directory, scope)?.join(&name.name);
     let writable = options.settings.writable.clone();
     let root = NamedRoot { directory: path, id: String::new(), writable };
@@ -218,12 +252,13 @@ impl Claim {
 
     /// What the container's root is to be, over this image.
     pub fn root(&mut self, options: &RunOptions, loaded: &Loaded) -> Result<NamedRoot, Failure> {
-        let id = self.id(&options.image, loaded)?;
+        let of_step = options.named.as_ref().is_some_and(|named| named.of_step);
+        let id = self.id(&options.image, loaded, of_step)?;
         Ok(NamedRoot { directory: self.directory(), id, writable: options.settings.writable.clone() })
     }
 
     /// Its own number, where it is there; else one for a new container.
-    fn id(&mut self, image: &ImageSource, loaded: &Loaded) -> Result<String, Failure> {
+    fn id(&mut self, image: &ImageSource, loaded: &Loaded, of_step: bool) -> Result<String, Failure> {
         let record = match &self.record {
             Some(record) => {
                 record
@@ -231,7 +266,7 @@ impl Claim {
                     .map_err(|failure| failure.about(format!("the container \"{}\"", self.name)))?;
                 record.clone()
             }
-            None => Record::new(image, loaded)?,
+            None => Record::new(image, loaded, of_step)?,
         };
         Ok(self.record.insert(record).id.clone())
     }
@@ -298,14 +333,12 @@ impl Running {
     }
 }
 
-/// Opens a lock's file and waits for the lock. A file that was removed meanwhile is no lock any more.
-fn lock_file(directory: &OwnedFd, name: &str, wait: bool) -> rustix::io::Result<Option<OwnedFd>> {
+/// Opens a lock's file and takes the lock, if nobody has it. A file that was removed meanwhile is no lock any more.
+fn lock_file(directory: &OwnedFd, name: &str) -> rustix::io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let operation =
-        if wait { FlockOperation::LockExclusive } else { FlockOperation::NonBlockingLockExclusive };
     loop {
-        let file = openat(directory, name, flags, Mode::from_raw_mode(0o600))?;
-        match flock(&file, operation) {
+        let file = File::from(openat(directory, name, flags, Mode::from_raw_mode(0o600))?);
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::INTR) => continue,
             Err(Errno::WOULDBLOCK) => return Ok(None),
@@ -313,9 +346,22 @@ fn lock_file(directory: &OwnedFd, name: &str, wait: bool) -> rustix::io::Result<
         }
         let named = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
         if named.is_ok_and(|named| rustix::fs::fstat(&file).is_ok_and(|own| own.st_ino == named.st_ino)) {
-            return Ok(Some(file));
+            // For who waits. Nothing depends on it.
+            let holder = format!("{:<10}", std::process::id());
+            let _ = file.write_all_at(holder.as_bytes(), 0);
+            return Ok(Some(file.into()));
         }
     }
+}
+
+/// Who has a lock, as far as they have said it.
+fn lock_holder(directory: &OwnedFd, name: &str) -> String {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut text = [0; 10];
+    let read = openat(directory, name, flags, Mode::empty()).map(File::from);
+    let length = read.map_or(0, |file| file.read_at(&mut text, 0).unwrap_or(0));
+    let text = String::from_utf8_lossy(&text[..length]).trim().to_owned();
+    if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() { text } else { "?".to_owned() }
 }
 
 /// Writes a file that appears when it is complete.

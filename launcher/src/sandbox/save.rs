@@ -7,7 +7,7 @@
 //!
 //! Runs as the user, in the container's namespaces; [`SaveTarget::open`] on the host.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -81,6 +81,21 @@ impl SaveTarget {
                 return Err(is_directory());
             }
             _ => {}
+        }
+        let owner = |name: &OsStr, flags| {
+            let found = statat(&directory, name, flags).ok()?;
+            (found.st_uid != geteuid().as_raw()).then_some((found.st_uid, found.st_mode))
+        };
+        // As in /tmp: others' files can be replaced neither by a new one nor by renaming.
+        if let Some((_, mode)) = owner(OsStr::new(""), AtFlags::EMPTY_PATH)
+            && mode & Mode::SVTX.bits() != 0
+            && let Some((uid, _)) = owner(name, AtFlags::SYMLINK_NOFOLLOW)
+        {
+            return Err(Failure::new(format!(
+                "{}: belongs to uid {uid}, and only they can replace it in this directory (it is sticky)",
+                shown(path)
+            ))
+            .hint("take another name"));
         }
         accessat(&directory, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())
             .map_err(|errno| failed(parent, errno).or_hint("nobody but you can make a file in it for you"))?;
