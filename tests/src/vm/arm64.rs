@@ -22,9 +22,9 @@ pub fn test(words: &[&str]) -> Result<()> {
     let rootfs = foreign_rootfs(RELEASE, Architecture::Aarch64.debian())?;
     packed_once(&rootfs)?;
     let kernel = Kernel::of(RELEASE.debian(), Architecture::Aarch64)?;
-    let mut files = images(Some(kernel.busybox()?))?;
+    let mut files = images("arm64", Some(kernel.busybox()?))?;
     // One that was made for the machine on which this runs.
-    let own = images(None)?;
+    let own = images("arm64-foreign", None)?;
     files.extend(
         own.into_iter()
             .filter(|(name, _)| name.ends_with(".sqsh"))

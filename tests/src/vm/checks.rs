@@ -93,8 +93,8 @@ pub fn judge(checks: &[Check], results: &Results) -> Result<()> {
 }
 
 /// The images of a machine: `/images/bb.sqsh`, and the same as a directory that lacks mount points. `busybox` is for its processor.
-pub fn images(busybox: Option<PathBuf>) -> Result<Vec<(String, PathBuf)>> {
-    let directory = target_dir().join("vm/images").join(if busybox.is_some() { "foreign" } else { "own" });
+pub fn images(name: &str, busybox: Option<PathBuf>) -> Result<Vec<(String, PathBuf)>> {
+    let directory = target_dir().join("vm/images").join(name);
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory)?;
     let tree = ImageTree::busybox()?;

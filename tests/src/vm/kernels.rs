@@ -22,7 +22,7 @@ struct Abilities {
 /// Boots every kernel, or the one of this Debian release, and prints what works.
 pub fn test(only: Option<&str>) -> Result<()> {
     let qemu = Qemu::obtain().context("cannot obtain QEMU")?;
-    let images = images(None)?;
+    let images = images("kernels", None)?;
     let mut accelerator = None;
     let mut failed = Vec::new();
     let wanted = Release::ALL.into_iter().filter(|release| only.is_none_or(|name| name == release.debian()));
