@@ -221,10 +221,11 @@ test-arm64: deps root stage
 	rm -rf target/stage-arm64
 	$(MAKE) --no-print-directory install FROM=target/portable-arm64 MIZZEN=target/portable/mizzen \
 	  DESTDIR=target/stage-arm64 PREFIX=/usr
-	RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --tests --profile $(PROFILE) --target $(ARM64:gnu=musl) -p mizzen-core -p mizzen-squashfs -p mizzen \
+	RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --tests --profile $(PROFILE) --target $(ARM64:gnu=musl) -p mizzen-core -p mizzen-squashfs \
 	  --message-format=json-render-diagnostics > target/arm64-tests.json
 	$(CARGO) build -q -p mizzen-tests
-	target/debug/vcluster arm64 target/stage-arm64 $$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' target/arm64-tests.json)
+	target/debug/vcluster arm64 target/stage-arm64 $$(sed -nE \
+	  's|.*"executable":"([^"]*/deps/(filter\|mizzen_core\|mizzen_squashfs)-[^"]*)".*|\1|p' target/arm64-tests.json)
 
 # libFuzzer needs the compiler's help to see where an input leads. cargo-fuzz asks nightly Rust for it; the same pass of LLVM
 # is there in stable Rust.

@@ -61,6 +61,14 @@ impl Qemu {
         command
     }
 
+    /// The program that runs others of another processor on this kernel.
+    pub fn user_program(&self, architecture: Architecture) -> Command {
+        Command::new(self.tree.join(match architecture {
+            Architecture::X86_64 => "usr/bin/qemu-x86_64",
+            Architecture::Aarch64 => "usr/bin/qemu-aarch64",
+        }))
+    }
+
     /// Runs a machine until it switches itself off.
     pub fn run(&self, machine: &Machine, accelerator: Accelerator) -> Result<()> {
         let mut running = self.start(machine, accelerator)?;
