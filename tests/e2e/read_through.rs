@@ -151,7 +151,7 @@ fn data_is_read_through_like_an_image() {
     assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
     // What came from where.
     let line = first.stderr.lines().find(|line| line.starts_with(&format!("mizzen: note: /slow/{LARGE}: ")));
-    let line = line.unwrap_or_else(|| panic!("{}", first.text()));
+    let line = line.unwrap();
     assert!(line.contains(" from the copy on the node, ") && line.ends_with(" inflated"), "{line}");
     assert_out(&cluster.run(&format!("{run} '{COPIED}; sha256sum < /more/data/1'")), 0, &sum_of(1));
     let expected = digest_of(&cluster, &format!("/shared/{LARGE}")).replace(':', "-");
@@ -183,5 +183,5 @@ fn served_slowly(cluster: &Cluster) -> u64 {
     let script = "for p in $(pgrep -f 'bindfs.*/slow$'); do [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] \
                   && sed -n 's/^rchar: //p' /proc/$p/io; done";
     let told = cluster.run_on("ctl", User::Root, script);
-    told.stdout.trim().parse().unwrap_or_else(|_| panic!("{}", told.text()))
+    told.stdout.trim().parse().unwrap()
 }
