@@ -20,7 +20,7 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster browse                   target/book, in a headless browser
        vcluster messages                 docs/messages.md, from the sources
        vcluster record                   docs/run.svg, the picture of a session
-       vcluster bench read-through      first starts of a large image on a slow file system
+       vcluster bench read-through [starts]  first starts of a large image on a slow file system
        vcluster bench scale            starts of many nodes: a model, and its check on virtual nodes, into docs/scale.md
        vcluster bench scale-model      the same without the check
        vcluster bench training PAIRS [MPI|torch|TensorFlow]  trainings on nodes and in containers, into docs/performance.md
@@ -42,7 +42,8 @@ fn main() -> ExitCode {
         ["bench"] => bench::run(25),
         ["bench", "slurm"] => bench::run_slurm(25),
         ["bench", "staging"] => bench::run_staging(25),
-        ["bench", "read-through"] => bench::run_read_through(5),
+        ["bench", "read-through"] => bench::run_read_through(5, false),
+        ["bench", "read-through", "starts"] => bench::run_read_through(9, true),
         ["bench", "scale"] => bench::run_scale(true),
         ["bench", "scale-model"] => bench::run_scale(false),
         ["bench", "import"] => bench::run_import(25),
