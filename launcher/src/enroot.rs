@@ -237,7 +237,8 @@ fn parse_enroot_mount(text: &OsStr) -> Result<MountOption, Failure> {
     parse_mount(&text).map_err(|failure| failure.about("--mount"))
 }
 
-/// A file, or else a container.
+/// The user's container of that name, or else a file. Not the other way round: in a directory that others write to, a file of that
+/// name may be theirs.
 fn find(
     container: &str,
     command: Vec<OsString>,
@@ -245,7 +246,7 @@ fn find(
     config: Config,
 ) -> Result<RunOptions, Failure> {
     let path = Path::new(container);
-    if path.is_file() {
+    if named(container, &config)?.is_none() && path.is_file() {
         let image = find_image::to_run(path, &config)?;
         return options(None, image, command, settings, config);
     }
