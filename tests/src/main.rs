@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::release::hpc_rootfs;
 use mizzen_tests::{
-    Cluster, Release, User, bench, browser, demo, init, machine, messages, record, repository, supervise,
+    Cluster, Release, User, bench, browser, demo, init, machine, messages, record, repository, supervise, vm,
 };
 
 const USAGE: &str = "\
@@ -23,6 +23,8 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster bench read-through [starts]  first starts of a large image on a slow file system
        vcluster bench scale            starts of many nodes: a model, and its check on virtual nodes, into docs/scale.md
        vcluster bench scale-model      the same without the check
+       vcluster arm64 PRODUCT [TESTS…]   containers on a virtual machine of that kind, and test programs for it
+       vcluster kernels [DEBIAN]         containers on Debian's kernels, in virtual machines
        vcluster bench training PAIRS [MPI|torch|TensorFlow]  trainings on nodes and in containers, into docs/performance.md
        vcluster bench training-report    the same, of the numbers that are there
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
@@ -52,6 +54,8 @@ fn main() -> ExitCode {
         ["messages"] => messages::page(&repository())
             .and_then(|page| Ok(std::fs::write(repository().join("docs/messages.md"), page)?)),
         ["record"] => record::record(),
+        ["arm64", tests @ ..] => vm::arm64::test(tests),
+        ["kernels", only @ ..] if only.len() < 2 => vm::kernels::test(only.first().copied()),
         ["bench", "training", pairs, only @ ..] if only.len() < 2 => pairs
             .parse()
             .map_err(Into::into)
