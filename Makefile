@@ -65,7 +65,8 @@ install:
 	install -D -m 755 $(FROM)/mizzen-import $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-import
 	test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml || \
 	  install -D -m 644 conf/mizzen.toml $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml
-	install -d $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d
+	install -D -m 644 conf/mizzen.toml $(SHARE)/doc/mizzen/mizzen.toml
+	install -d $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.d
 	for rule in conf/host.d/*.toml; do \
 	  test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d/$${rule##*/} || \
 	    install -m 644 $$rule $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d || exit 1; \

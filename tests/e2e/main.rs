@@ -43,6 +43,7 @@ mod releases;
 mod robustness;
 mod save;
 mod served_by_others;
+mod settings;
 mod site_copies;
 mod site_copies_faults;
 mod site_copies_root;
