@@ -14,6 +14,7 @@ mod cache;
 mod cdi;
 mod cluster;
 mod commands;
+mod configless;
 mod container;
 mod dependencies;
 mod documents;
