@@ -18,13 +18,11 @@ fn reconfigure(cluster: &Cluster, script: &str) {
     let sent = || std::fs::read(&cache).unwrap_or_default();
     let own =
         std::fs::read(format!("/proc/{}/root/etc/slurm/plugstack.conf", cluster.pid_of("ctl"))).unwrap();
-    for _ in 0..100 {
-        if sent() == own {
-            return;
-        }
+    let comes = (0..100).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(100));
-    }
-    panic!("{}: the node has {:?}", cluster.release(), String::from_utf8_lossy(&sent()));
+        sent() == own
+    });
+    assert!(comes, "{}: the node has {:?}", cluster.release(), String::from_utf8_lossy(&sent()));
 }
 
 fn sends_the_plugins_line(release: Release) {
