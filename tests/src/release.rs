@@ -121,6 +121,11 @@ pub fn site_rootfs() -> Result<PathBuf> {
     make_rootfs("bookworm", "site", &format!("{PACKAGES},autofs,erofs-utils,slurmrestd"))
 }
 
+/// A node of this release as configuration management meets it: with sshd and Python.
+pub fn fleet_rootfs(release: Release) -> Result<PathBuf> {
+    make_rootfs(release.debian(), "fleet", &format!("{PACKAGES},openssh-server,python3,python3-apt"))
+}
+
 fn make_tree(variant: &str, components: &str, debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
     make_once(&format!("{name}-{debian}"), packages, |root| {
         eprintln!("making a root file system: Debian {debian} with {packages} ...");
