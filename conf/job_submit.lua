@@ -26,6 +26,12 @@ local function wants_container(job_desc)
         return said == "yes"
     end
     local environment = job_desc.environment or {}
+    -- These ask for nothing when they are empty.
+    for _, name in ipairs({"MIZZEN_CONTAINER_NAME", "PYXIS_CONTAINER_IMAGE", "PYXIS_CONTAINER_NAME"}) do
+        if (environment[name] or "") ~= "" then
+            return true
+        end
+    end
     return job_desc.container or environment.SLURM_MIZZEN_REQUEST or environment.SLURM_CONTAINER
         or environment.MIZZEN_CONTAINER or environment.MIZZEN_CONTAINER_IMAGE
         or environment.MIZZEN_ENVIRONMENT or environment.MIZZEN_EDF

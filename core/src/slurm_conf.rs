@@ -62,6 +62,12 @@ impl SlurmConf {
         self.lines().any(|line| first(line).is_some_and(|word| word == "include"))
     }
 
+    /// Whether Slurm suspends jobs by itself, to let others run.
+    pub fn suspends_jobs(&self) -> bool {
+        let modes = self.value("PreemptMode").unwrap_or_default().split(',').map(str::trim);
+        modes.into_iter().any(|mode| ["SUSPEND", "GANG"].iter().any(|known| mode.eq_ignore_ascii_case(known)))
+    }
+
     fn lines(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.0.lines().map(|line| line.split('#').next().unwrap_or_default())
     }
@@ -100,6 +106,8 @@ mod tests {
         assert_eq!(conf.value("TmpFS"), Some("/a"));
         assert_eq!(conf.value("GresTypes"), None);
         assert!(!conf.includes_others());
+        assert!(!conf.suspends_jobs() && !SlurmConf::new("PreemptMode=CANCEL\n").suspends_jobs());
+        assert!(SlurmConf::new("PreemptMode=suspend,gang\n").suspends_jobs());
         assert!(SlurmConf::new("x=1\n Include nodes.conf\n").includes_others());
     }
 }

@@ -181,6 +181,17 @@ mod tests {
     }
 
     #[test]
+    fn the_controllers_plugin_knows_all_that_ask_for_a_container() {
+        let lua = include_str!("../../conf/job_submit.lua");
+        let asking = [IMAGE, IMAGE_TOO, PYXIS_IMAGE].into_iter().chain(ENVIRONMENT).chain(NAMES);
+        for name in asking {
+            assert!(variables(&[(name, "a")]).ask_for_container(), "{name}");
+            let known = lua.contains(&format!("environment.{name}")) || lua.contains(&format!("\"{name}\""));
+            assert!(known, "conf/job_submit.lua does not know {name}");
+        }
+    }
+
+    #[test]
     fn both_names_mean_an_environment_file() {
         for name in ENVIRONMENT {
             let one = variables(&[(name, "torch"), ("MIZZEN_ENVIRONMENTS", "no")]);

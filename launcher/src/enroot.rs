@@ -208,7 +208,8 @@ fn parse_enroot_mount(text: &OsStr) -> Result<MountOption, Failure> {
     parse_mount(&text).map_err(|failure| failure.about("--mount"))
 }
 
-/// A file, or else a container.
+/// The user's container of that name, or else a file. Not the other way round: in a directory that others write to, a file of that
+/// name may be theirs.
 fn find(
     container: &str,
     command: Vec<OsString>,
@@ -216,7 +217,9 @@ fn find(
     config: Config,
 ) -> Result<RunOptions, Failure> {
     let path = Path::new(container);
-    if path.is_file() {
+    let is_container =
+        parse_name(container, NameMode::Auto).is_ok() && Containers::global(&config).has(container)?;
+    if !is_container && path.is_file() {
         let image = find_image::to_run(path, &config)?;
         return options(None, image, command, settings, config);
     }

@@ -264,3 +264,18 @@ fn what_is_wrong_is_told() {
         &enroot(&cluster, "mizzen --version").stdout.replace("mizzen ", ""),
     );
 }
+
+/// A word that is the name of a container of one's own is that container, whoever's files are here.
+#[test]
+fn another_users_file_is_not_taken_for_a_container() {
+    let cluster = start(Release::Slurm22_05, "enroot-planted", "");
+    let planted =
+        "mkdir -m 1777 /tmp/project; echo '#!/bin/sh' > /tmp/project/dev; chmod 755 /tmp/project/dev";
+    assert_out(&cluster.run_on("node1", User::Bob, planted), 0, "");
+    let started = enroot(
+        &cluster,
+        "enroot create -n dev /shared/a.sqsh; cd /tmp/project; enroot start dev cat /image; cp /shared/a.sqsh b; enroot start b cat /image",
+    );
+    assert_out(&started, 0, "a\na\n");
+    assert_failed(&enroot(&cluster, "cd /tmp/project; enroot start ./dev true"), 125, "not an image");
+}

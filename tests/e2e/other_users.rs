@@ -300,3 +300,27 @@ fn an_import_of_somebody_elses_directory_follows_none_of_its_links() {
     assert_out(&done, 1, "");
     assert!(done.stderr.contains("cannot read /z/.ssh in it: "), "{}", done.text());
 }
+
+/// slurmd waits until nobody has the output of a prolog or epilog open, and a user's process can hand on what it has. So the lines
+/// that the manual shows give it nothing of slurmd's.
+#[test]
+fn a_prologs_user_cannot_keep_slurmds_output() {
+    let manual = include_str!("../../docs/admins.md").replace("\\\n", "");
+    let lines: Vec<&str> =
+        manual.lines().filter(|line| line.contains("runuser -u \"$SLURM_JOB_USER\"")).collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    let cluster = with_images(one_node(Release::Slurm22_05, "prolog-output"));
+    for line in lines {
+        let (start, rest) = line.split_once("/usr/bin/mizzen").unwrap();
+        let (_, streams) = rest.split_once('<').unwrap_or(("", "/dev/null"));
+        // In place of mizzen, a process that stays.
+        let script = format!("{start} sh -c 'touch /tmp/started; sleep 30 & sleep 0.2' <{streams}");
+        cluster.write_everywhere("/root/line", &script).unwrap();
+        let done = cluster.run_on(
+            "node1",
+            User::Root,
+            "SLURM_JOB_USER=alice timeout 15 sh -c 'sh /root/line | cat'; echo $?; ls /tmp/started; rm -f /tmp/started; pkill -x sleep",
+        );
+        assert_out(&done, 0, "0\n/tmp/started\n");
+    }
+}

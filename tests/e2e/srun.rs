@@ -2,7 +2,7 @@
 //! without and once with the container, and both must give the same.
 
 use mizzen_tests::check::{
-    assert_failed, assert_failed_closed, assert_out, one_node, run_in_time, with_images,
+    assert_failed, assert_failed_closed, assert_out, assert_told, one_node, run_in_time, with_images,
 };
 use mizzen_tests::{Cluster, Output, Release, User};
 
@@ -194,6 +194,15 @@ fn debuggers_join_a_running_step() {
         let message = "no such step with a container of yours runs on this node";
         assert_failed(&join(step, "touch /shared/marker"), 125, message);
     }
+    let other = cluster.run(&format!("srun -Q -n1 --container-join={job}.0 touch /shared/marker"));
+    assert_told(
+        &other,
+        125,
+        &format!(
+            "--container-join={job}.0: that step is in another job, and a container is joined within its job"
+        ),
+        &format!("srun --jobid={job} --overlap"),
+    );
     let bob = cluster.run_on(
         "ctl",
         User::Bob,

@@ -2,6 +2,7 @@
 //! as docs/admins.md says. In every supported release.
 
 use mizzen_tests::check::{assert_out, with_images};
+use mizzen_tests::jobs::without_mizzen;
 use mizzen_tests::spec::PLUGIN;
 use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
@@ -92,6 +93,21 @@ fn a_feature_keeps_jobs_from_such_nodes(release: Release) {
         format!("sbatch -Q --wait -o out {image} --wrap=\"{}\"; cat out", where_am_i.replace('$', "\\$")),
     ] {
         assert_out(&cluster.run(&command), 0, "node1 a\n");
+    }
+    // A client without mizzen submits what the node then takes for a request.
+    let conf = without_mizzen(&cluster);
+    for variable in
+        ["MIZZEN_CONTAINER", "PYXIS_CONTAINER_IMAGE", "MIZZEN_CONTAINER_NAME", "PYXIS_CONTAINER_NAME"]
+    {
+        let done = cluster.run(&format!(
+            "{conf} {variable}=/shared/a.sqsh sbatch -w node2 --wrap 'touch /shared/marker'; ls /shared/marker"
+        ));
+        assert!(
+            done.stderr.contains("Batch job submission failed"),
+            "{release}, {variable}: {}",
+            done.text()
+        );
+        assert_eq!(done.stdout, "", "{release}, {variable}");
     }
     for refused in ["-w node2", "-N2"] {
         let done = cluster.run(&format!("srun -Q --immediate=2 {refused} {image} touch /shared/marker"));

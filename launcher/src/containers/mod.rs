@@ -26,12 +26,14 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mizzen_core::Failure;
+use mizzen_core::failure::quote;
 use mizzen_core::request::ImageSource;
 use mizzen_core::settings::{ContainerName, Key, NameMode};
+use mizzen_core::{Failure, SlurmConf};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
@@ -105,6 +107,10 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
             "its files can be mounted once; wait until the step that runs in it has ended, or leave the flag out",
         )),
         (_, Some(record), Some((namespaces, connection))) => {
+            if let Some(job) = suspendable_job(record) {
+                return Err(refused(&format!("runs in job {job}, and jobs are suspended here (PreemptMode in slurm.conf)"))
+                    .hint(format!("srun --jobid={job} --overlap enters it in a step of that job; or take another name")));
+            }
             let server_lock = ServerLock { path: server_lock, until: None };
             let started = Started::read(&scope, text)?;
             let mounts = user_mounts(options);
@@ -120,6 +126,11 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         (NameMode::Auto | NameMode::Exec, None, _)
             if name.step().is_some_and(|step| step_process(step).is_some()) =>
         {
+            if options.image != ImageSource::Recorded {
+                let image = crate::image::shown(options.image.name().as_ref());
+                return Err(refused(&format!("is that of a step that runs, so {image} cannot be used for it"))
+                    .hint("leave the image out to enter it, or take another name"));
+            }
             Ok(Some(Found::Step(text.clone())))
         }
         (NameMode::Exec, record, None) => {
@@ -156,6 +167,16 @@ fn enterable(record: &Record, server_lock: &Path) -> Result<Option<(Namespaces, 
         drop(namespaces);
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Another job in whose container this one must not be. A file server that stands still with its job is not waited for
+/// (`sandbox/standby.rs`); but one that stands still and waits for its turn keeps the requests of another that was killed, and whoever
+/// has asked cannot be killed.
+fn suspendable_job(record: &Record) -> Option<String> {
+    let own = std::env::var_os("SLURM_JOB_ID")?;
+    let other = running::other_job(record, &own)?;
+    let conf = SlurmConf::read(std::env::var_os("SLURM_CONF").as_deref().map(Path::new))?;
+    conf.suspends_jobs().then(|| quote(other.as_bytes()))
 }
 
 /// Where the container is or would be, and what it was made from, for `mizzen plan`.

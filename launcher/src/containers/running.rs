@@ -30,6 +30,15 @@ pub fn find(record: &Record) -> Result<Option<Namespaces>, Failure> {
     })
 }
 
+/// A job other than this one, of a program that is in a named container.
+pub fn other_job(record: &Record, own: &OsStr) -> Option<OsString> {
+    processes(record).find_map(|process| {
+        let environment = read_environment(&fs::read(format!("/proc/{process}/environ")).ok()?);
+        let (_, job) = environment.into_iter().find(|(name, _)| name == "SLURM_JOB_ID")?;
+        (job != own).then_some(job)
+    })
+}
+
 /// The numbers of processes whose root is the container's overlay.
 pub fn processes(record: &Record) -> impl Iterator<Item = String> {
     let upper = format!("upperdir={}/upper", overlay_directory(&record.id));

@@ -68,13 +68,13 @@ pub struct FoundFile {
 
 /// By what a file was found.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum FoundBy {
+enum FoundBy<'a> {
     /// A path with a slash: the user means this file.
     Path,
     /// A bare name in the current directory.
     BareName,
-    /// A name in one of the folders.
-    Folder,
+    /// A name in one of the folders, or in a directory below it.
+    Folder(&'a Path, FolderOrigin),
 }
 
 impl Finder {
@@ -122,8 +122,11 @@ impl Finder {
             candidates.push((self.directory.join(path), found_by));
         }
         if !is_path || candidates.iter().any(|(_, found_by)| *found_by == FoundBy::BareName) {
-            let in_folders = self.folders.iter().map(|(folder, _)| folder.join(&file_name));
-            candidates.extend(in_folders.map(|path| (path, FoundBy::Folder)));
+            let in_folders = self.folders.iter();
+            candidates.extend(
+                in_folders
+                    .map(|(folder, origin)| (folder.join(&file_name), FoundBy::Folder(folder, *origin))),
+            );
         }
         for (path, found_by) in &candidates {
             if let Some(found) = self.open(path, *found_by)? {
@@ -134,7 +137,7 @@ impl Finder {
     }
 
     /// Opens a file and sees whom it belongs to; None if there is none.
-    fn open(&self, path: &Path, found_by: FoundBy) -> Result<Option<FoundFile>, Failure> {
+    fn open(&self, path: &Path, found_by: FoundBy<'_>) -> Result<Option<FoundFile>, Failure> {
         let failed = |error: io::Error| Failure::caused_by(shown(path), error);
         // A server of another user's says whose its files are, or never answers. Who writes a path means it.
         if found_by != FoundBy::Path {
@@ -153,41 +156,58 @@ impl Finder {
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         check_regular(path, &found)?;
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        let folder = folder.metadata().map_err(|error| Failure::caused_by(shown(folder), error))?;
-        self.check_trust(path, &[&link, &found], &folder, found_by)?;
+        self.check_trust(path, &[&link, &found], found_by)?;
         Ok(Some(FoundFile { path: path.components().collect(), file, id: (found.dev(), found.ino()) }))
     }
 
     /// Refuses a file that somebody else can have put there without the user's knowledge.
-    fn check_trust(
-        &self,
-        path: &Path,
-        found: &[&Metadata; 2],
-        folder: &Metadata,
-        found_by: FoundBy,
-    ) -> Result<(), Failure> {
-        let shown = shown(path);
+    fn check_trust(&self, path: &Path, found: &[&Metadata; 2], found_by: FoundBy<'_>) -> Result<(), Failure> {
+        let file = shown(path);
         if found[1].mode() & 0o002 != 0 {
             let mode = found[1].mode() & 0o7777;
-            return Err(Failure::new(format!("{shown} can be written by everybody (mode {mode:04o})"))
-                .hint(format!("chmod o-w {shown}")));
+            return Err(Failure::new(format!("{file} can be written by everybody (mode {mode:04o})"))
+                .hint(format!("chmod o-w {file}")));
         }
-        if folder.mode() & 0o1002 == 0o002 {
-            let mode = folder.mode() & 0o7777;
-            return Err(Failure::new(format!(
-                "{shown} lies in a directory in which everybody can replace it (mode {mode:04o})"
-            ))
-            .hint("move it to a directory that only you, or those whom you trust, can write"));
-        }
-        let known = |owner: u32| match found_by {
-            FoundBy::Path => true,
-            FoundBy::BareName => owner == self.uid || owner == 0,
-            FoundBy::Folder => owner == self.uid || owner == 0 || owner == folder.uid(),
+        let metadata = |directory: &Path| {
+            directory.metadata().map_err(|error| Failure::caused_by(shown(directory), error))
         };
-        match found.iter().map(|found| found.uid()).find(|owner| !known(*owner)) {
-            Some(owner) => Err(Failure::new(format!("{shown} belongs to another user, uid {owner}"))
-                .hint(format!("write its path, {shown}, with a slash, if you mean this file"))),
+        let mut owners = found.map(Metadata::uid).to_vec();
+        let mut named_owner = None;
+        let top = match found_by {
+            FoundBy::Path | FoundBy::BareName => path.parent().unwrap_or(Path::new("/")),
+            FoundBy::Folder(folder, origin) => {
+                let owner = metadata(folder)?.uid();
+                if origin == FolderOrigin::Home {
+                    owners.push(owner);
+                } else {
+                    named_owner = Some(owner);
+                }
+                folder
+            }
+        };
+        for directory in path.ancestors().skip(1).take_while(|directory| directory.starts_with(top)) {
+            let found = metadata(directory)?;
+            if found.mode() & 0o1002 == 0o002 {
+                let mode = found.mode() & 0o7777;
+                return Err(Failure::new(format!(
+                    "{file} lies in a directory in which everybody can replace it (mode {mode:04o})"
+                ))
+                .hint("move it to a directory that only you, or those whom you trust, can write"));
+            }
+            // What lies below the folder may be somebody else's, whose folder it then is.
+            if directory != top {
+                let link = directory
+                    .symlink_metadata()
+                    .map_err(|error| Failure::caused_by(shown(directory), error))?;
+                owners.extend([link.uid(), found.uid()]);
+            }
+        }
+        let known = |owner: u32| {
+            found_by == FoundBy::Path || owner == self.uid || owner == 0 || Some(owner) == named_owner
+        };
+        match owners.into_iter().find(|owner| !known(*owner)) {
+            Some(owner) => Err(Failure::new(format!("{file} belongs to another user, uid {owner}"))
+                .hint(format!("write its path, {file}, with a slash, if you mean this file"))),
             None => Ok(()),
         }
     }
@@ -372,8 +392,22 @@ mod tests {
         // The user has named the folder, and so its owner.
         chown(&list, Some(4711), None).unwrap();
         assert_eq!(why(4712, "own"), Ok(()));
-        // A link is as good as who has made it.
+        // Below a folder for all, a directory is its owner's.
         chown(&list, Some(0), None).unwrap();
+        scratch.file("folder/ml/own.toml", "");
+        assert_eq!(why(4712, "ml/own"), Ok(()));
+        chown(list.join("ml"), Some(4711), None).unwrap();
+        assert!(why(4712, "ml/own").unwrap_err().ends_with(others));
+        chown(list.join("ml/own.toml"), Some(4711), None).unwrap();
+        assert!(why(4712, "ml/own").unwrap_err().ends_with(others));
+        assert_eq!(why(4711, "ml/own"), Ok(()));
+        // The default folder is not one that the user has named.
+        scratch.file("h/.edf/own.toml", "");
+        let home = Finder::new("/".into(), None, Some(&top.join("h")), &Config::default(), 4712).unwrap();
+        assert!(home.find("own").is_ok());
+        chown(top.join("h/.edf"), Some(4711), None).unwrap();
+        assert!(home.find("own").unwrap_err().message.ends_with(others));
+        // A link is as good as who has made it.
         scratch.file("root.toml", "");
         symlink(top.join("root.toml"), list.join("link.toml")).unwrap();
         assert_eq!(why(4712, "link"), Ok(()));

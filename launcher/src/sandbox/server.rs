@@ -180,7 +180,7 @@ fn serve(
 ) -> io::Result<()> {
     become_server();
     end_on_panic(Arc::clone(watcher));
-    let (workers, _turn) = match lock {
+    let (workers, turn) = match lock {
         None => (fuse::Workers::new(threads()), None),
         Some((lock, until)) => {
             sys::share_descriptors();
@@ -190,6 +190,8 @@ fn serve(
     };
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
     let _ = fuse::filter::install();
+    // Without a thread for it, those who come later do not find this server; those who are there have their files.
+    let _ = turn.as_ref().map(standby::Turn::take_lock_later);
     let (readahead_image, command) = (Arc::clone(image), command.to_vec());
     // Where there can be no more threads, nothing is read ahead.
     let _ = std::thread::Builder::new().name(READ_AHEAD.to_owned()).spawn(move || {

@@ -1,6 +1,6 @@
 //! Who serves the files of a named container, which several steps may be in. Its file server belongs to the step that has
 //! started it, and Slurm ends it with that step. So every step that enters starts a server too, which waits, and goes on with
-//! the same connection to the kernel when the one before it has ended, however it has ended. A node of the file system is a
+//! the same connection to the kernel when the one before it has ended, however it has ended, or stands still. A node of the file system is a
 //! place in the image: there is nothing else that one server would have to tell the next.
 //!
 //! A lock says whose turn it is: the kernel gives it to the next when its holder is gone. The connection is taken from the
@@ -11,7 +11,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use mizzen_core::Failure;
 use mizzen_squashfs::fuse;
 use nix::poll::{PollFlags, PollTimeout};
 use nix::unistd::geteuid;
-use rustix::fs::{FlockOperation, flock, ftruncate};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tracing::debug;
 
@@ -29,32 +29,78 @@ use crate::sys;
 /// Between the end of a server and the moment when the next one has its turn.
 const HANDOVER: Duration = Duration::from_millis(200);
 
-/// How often a server that waits for its turn looks whether it is still needed: often enough for [`goes_on`].
+/// How often a server that waits for its turn looks around: often enough for [`goes_on`].
 const LOOK: u16 = 50;
 
-/// Waits until it is this process's turn to serve, and writes down who it is. It is, as long as the result is open. None when the
-/// process `until` has ended first.
-pub fn take_turn(lock: &Path, until: Option<BorrowedFd>) -> io::Result<Option<File>> {
-    let mut file = open(lock)?;
-    let operation = match until {
-        Some(_) => FlockOperation::NonBlockingLockExclusive,
-        None => FlockOperation::LockExclusive,
-    };
+/// The right to serve, as long as it lives.
+pub struct Turn {
+    lock: File,
+    is_held: bool,
+}
+
+/// Waits until it is this process's turn to serve, and writes down who it is. None when the process `until` has ended first.
+///
+/// A server that stands still, because its job is suspended, is not waited for: who asks it for a file cannot even be killed
+/// before it answers. Two servers of one connection do no harm, because each request goes to one of them.
+pub fn take_turn(lock: &Path, until: Option<BorrowedFd>) -> io::Result<Option<Turn>> {
+    let lock = open(lock)?;
     loop {
-        match (flock(&file, operation), until) {
-            (Ok(()), _) => break,
-            (Err(Errno::INTR), _) => {}
-            (Err(Errno::WOULDBLOCK), Some(until)) => {
-                if wait_for(until, PollFlags::POLLIN, PollTimeout::from(LOOK)) {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                write_down(&lock)?;
+                return Ok(Some(Turn { lock, is_held: true }));
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if holder_stands_still(&lock) => {
+                return Ok(Some(Turn { lock, is_held: false }));
+            }
+            Err(Errno::WOULDBLOCK) => match until {
+                Some(until) if wait_for(until, PollFlags::POLLIN, PollTimeout::from(LOOK)) => {
                     return Ok(None);
                 }
-            }
-            (Err(errno), _) => return Err(errno.into()),
+                Some(_) => {}
+                None => std::thread::sleep(Duration::from_millis(LOOK.into())),
+            },
+            Err(errno) => return Err(errno.into()),
         }
     }
-    ftruncate(&file, 0)?;
-    write!(file, "{}", std::process::id())?;
-    Ok(Some(file))
+}
+
+impl Turn {
+    /// Has a thread wait for the lock, where it is still another's. To be called under the server's filter, which the thread
+    /// inherits.
+    pub fn take_lock_later(&self) -> io::Result<()> {
+        if self.is_held {
+            return Ok(());
+        }
+        let lock = self.lock.try_clone()?;
+        let wait = move || {
+            while flock(&lock, FlockOperation::LockExclusive) == Err(Errno::INTR) {}
+            let _ = write_down(&lock);
+        };
+        std::thread::Builder::new().name("lock".to_owned()).spawn(wait).map(drop)
+    }
+}
+
+/// As long as any process number, so that it replaces the one before it: the server's filter does not let a file be truncated.
+fn write_down(mut lock: &File) -> io::Result<()> {
+    lock.write_all(format!("{:<10}\n", std::process::id()).as_bytes())
+}
+
+/// Whether the server that has the lock is stopped or in a frozen cgroup.
+fn holder_stands_still(lock: &File) -> bool {
+    let mut text = [0; 16];
+    let Ok(len) = lock.read_at(&mut text, 0) else { return false };
+    let Some(pid) = str::from_utf8(&text[..len]).ok().and_then(|text| text.trim_end().parse::<u32>().ok())
+    else {
+        return false;
+    };
+    // The freezers of cgroup v1 and v2 show themselves by the kernel's function that the process is in, and by nothing else that
+    // all kernels have.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, fields)| fields.chars().next());
+    let function = fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+    matches!(state, Some('T' | 't')) || ["__refrigerator", "do_freezer_trap"].contains(&function.as_str())
 }
 
 /// Whether somebody else goes on with serving, now that a server has ended.
@@ -71,7 +117,7 @@ pub fn connection(lock: &Path) -> Result<Option<OwnedFd>, Failure> {
         |what: &str, error: io::Error| Failure::caused_by(format!("its file server: cannot {what}"), error);
     let ended = || Failure::new("its files are served no more").hint("end the programs that are left in it");
     let server = || match fs::read_to_string(lock) {
-        Ok(text) => text.parse::<i32>().map(Some).map_err(|_| ended()),
+        Ok(text) => text.trim_end().parse::<i32>().map(Some).map_err(|_| ended()),
         // A directory needs none.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed("find out who it is", error)),
@@ -150,7 +196,7 @@ mod tests {
         assert!(!is_held(&lock).unwrap());
         let turn = take_turn(&lock, None).unwrap();
         assert!(is_held(&lock).unwrap());
-        assert_eq!(fs::read_to_string(&lock).unwrap(), std::process::id().to_string());
+        assert_eq!(fs::read_to_string(&lock).unwrap().trim_end(), std::process::id().to_string());
         // It has no connection to the kernel.
         let failure = connection(&lock).unwrap_err();
         assert_eq!(failure.message, "its files are served no more");
@@ -163,5 +209,26 @@ mod tests {
         assert!(take_turn(&lock, Some(process.as_fd())).unwrap().is_some(), "its turn");
         assert_eq!(connection(&lock).unwrap_err().message, "its files are served no more");
         assert!(connection(&scratch.path().join("none")).unwrap().is_none(), "a directory has no server");
+    }
+
+    #[test]
+    fn a_server_that_stands_still_is_not_waited_for() {
+        let scratch = Scratch::new();
+        let lock = scratch.path().join("server");
+        let script = "exec 9<> $0; flock 9; printf '%-10s\\n' $$ >&9; kill -STOP $$";
+        let mut holder = std::process::Command::new("sh").args(["-c", script]).arg(&lock).spawn().unwrap();
+        while !open(&lock).is_ok_and(|lock| holder_stands_still(&lock)) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let turn = take_turn(&lock, None).unwrap().unwrap();
+        assert!(!turn.is_held);
+        turn.take_lock_later().unwrap();
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        let own = std::process::id().to_string();
+        while fs::read_to_string(&lock).unwrap().trim_end() != own {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(is_held(&lock).unwrap());
     }
 }

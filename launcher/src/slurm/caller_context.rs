@@ -25,8 +25,10 @@ const LAUNCHERS: [&str; 3] = ["srun", "sbatch", "salloc"];
 
 /// Further variables of one side, beside those that a container never takes from the host: a site's srun may be a
 /// script, and the image's modules are none for the host's interpreters. Slurm's configuration names plugins that its commands
-/// load.
-const ONE_SIDED: [&str; 19] = [
+/// load. In the home directory they look for what decides what is run, and one that the caller has made up may be another user's
+/// directory outside.
+const ONE_SIDED: [&str; 20] = [
+    "HOME",
     "SLURM_CONF",
     "PYTHONPATH",
     "PYTHONSTARTUP",
@@ -252,6 +254,7 @@ mod tests {
             ("SLURM_MIZZEN_INSIDE", "image=/old&workdir=/old"),
             ("PATH", "/usr/bin"),
             ("PERL5LIB", "/site"),
+            ("HOME", "/x"),
             ("PWD", "/"),
         ];
         assert_eq!(command, pairs(&expected));
@@ -321,7 +324,7 @@ mod tests {
         ] {
             assert_eq!(CallerContext::decode(text.as_bytes()), None, "{text}");
         }
-        let forged = b"image=/a&workdir=/b&command=srun&variable=HOME%3D/evil&variable=PATH%3D/x";
+        let forged = b"image=/a&workdir=/b&command=srun&variable=USER%3D/evil&variable=PATH%3D/x";
         assert_eq!(CallerContext::decode(forged).unwrap().variables, pairs(&[("PATH", "/x")]));
     }
 

@@ -2,8 +2,9 @@
 //!
 //! What follows the program of a step means nothing to srun, so where its options end has to be known: `srun -l cat
 //! /etc/passwd` reads no file. For that it is enough to know which options have no word after them. One that is missing here makes
-//! the next word the value of an option, and values are looked at too. A beginning of such a name could be that of another option,
-//! which has a word after it (`--be` is salloc's `--bell` and sbatch's `--begin`): it is refused.
+//! the next word the value of an option, and values are looked at too; where that looks like an option, it could be one, and the
+//! command is refused. A beginning of such a name could be that of another option, which has a word after it (`--be` is salloc's
+//! `--bell` and sbatch's `--begin`): it is refused.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +16,7 @@ use mizzen_core::slurm_options::{self, OptionSpec};
 
 /// The options of srun, sbatch and salloc, in any release, that leave the next word alone.
 pub const FLAGS: &str = "async bcast bell compress consolidate-segments contiguous debugger-test disable-status exact \
-    exclusive external get-user-env help hold ignore-pbs immediate interactive kill-command kill-on-bad-exit label \
+    exclusive external external-launcher get-user-env help hold ignore-pbs immediate interactive kill-command kill-on-bad-exit label \
     multi-prog nice no-allocate no-bell no-kill no-requeue no-shell oom-kill-step overcommit overlap oversubscribe \
     parsable preserve-env propagate pty quiet quit-on-interrupt reboot requeue resv-ports send-libs share spread-job \
     spread-segments stepmgr test-only unbuffered usage use-min-nodes verbose version wait-for-children whole x11";
@@ -95,12 +96,19 @@ impl<'a> Words<'a, '_> {
                 [b'-', _, ..] => self.letters(word),
                 _ => return Ok(Some(word)),
             };
+            let Some(value) = (if let NextWord::Other = next { None } else { words.next() }) else {
+                continue;
+            };
+            if value.len() > 1 && value.as_bytes().starts_with(b"-") {
+                let [option, value] = [word, value].map(|word| quote(word.as_bytes()));
+                return Err(Failure::new(format!("{value} may be the value of {option}, or an option"))
+                    .hint("inside a container, write values that begin with - behind an equals sign: --option=-value"));
+            }
             match next {
-                NextWord::Other => {}
-                NextWord::Command => drop(words.next()),
-                NextWord::Value => words.next().into_iter().for_each(|value| self.value(value)),
-                NextWord::Image => self.found.extend(words.next().map(FileWord::Image)),
-                NextWord::Output => self.found.extend(words.next().map(FileWord::Output)),
+                NextWord::Other | NextWord::Command => {}
+                NextWord::Value => self.value(value),
+                NextWord::Image => self.found.push(FileWord::Image(value)),
+                NextWord::Output => self.found.push(FileWord::Output(value)),
             }
         }
         Ok(None)
@@ -247,6 +255,13 @@ mod tests {
             ("srun --container-rem true", "--container-rem may be the beginning of several options"),
             ("srun -n1 ./a /x : --bcast ./b /y", "1 !./a !./b"),
             ("srun -i /in prog", "/in"),
+            ("srun --bcast=/tmp/x --external-launcher ./prog", "/tmp/x !./prog"),
+            (
+                "srun --new-option --bcast=/tmp/x ./prog",
+                "--bcast=/tmp/x may be the value of --new-option, or an option",
+            ),
+            ("srun -n --bcast ./prog", "--bcast may be the value of -n, or an option"),
+            ("sbatch --comment=-x --nice=-5 job.sh", "-x -5 !job.sh"),
             // Of no release: the next word may be anything.
             ("srun --new-option /bin/cat /etc/passwd", "/bin/cat"),
             ("sbcast -f ./file /tmp/file", "-f ./file /tmp/file"),

@@ -24,20 +24,35 @@ pub fn enter(
     let mut environment = environment.to_vec();
     environment.retain(|(name, _)| name != request::VARIABLE && name != DIGEST_VARIABLE);
     let about = |failure: Failure| failure.about(format!("--container-join={step}"));
-    let (namespaces, mut facts) = open(&step, &environment).map_err(about)?;
+    let (namespaces, mut facts) = open(handover, &step, &environment).map_err(about)?;
     facts.remapped = namespaces.enter_as_root().map_err(about)?;
     let options = RunOptions { step: Some(StepOptions::default()), ..RunOptions::default() };
     let command = Explained { value: command, why: "the command line".to_owned() };
     Ok(Program::new(&options, &facts, command, &environment))
 }
 
-/// The container of `step`. Its programs have this environment, and that of the program which is joined where this one says
-/// nothing, or only what holds outside.
-pub fn open(step: &str, environment: &[(OsString, OsString)]) -> Result<(Namespaces, Facts), Failure> {
+/// The container of `step`, for a step of the same job. Its programs have this environment, and that of the program which is joined
+/// where this one says nothing, or only what holds outside.
+///
+/// The file server of the other step serves both. If it were that of another job, which is suspended, then this one's programs
+/// could not even be killed, and Slurm would drain the node.
+pub fn open(
+    handover: &Handover,
+    step: &str,
+    environment: &[(OsString, OsString)],
+) -> Result<(Namespaces, Facts), Failure> {
     let (process, joined) = step_process(step).ok_or_else(|| {
         Failure::new("no such step with a container of yours runs on this node")
             .hint("squeue --steps shows the steps; give srun the step's node with --nodelist, and --overlap")
     })?;
+    let job = |step: &str| step.split_once('.').map_or(step, |(job, _)| job).to_owned();
+    if job(step) != job(&handover.step) {
+        return Err(Failure::new("that step is in another job, and a container is joined within its job")
+            .hint(format!(
+                "srun --jobid={} --overlap, with the same options, starts a step in that job",
+                job(step)
+            )));
+    }
     open_process(&process, joined, environment)
 }
 

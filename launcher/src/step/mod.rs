@@ -253,7 +253,7 @@ fn join_named(
     let alone = matches!(handover.role, Role::Builder { alone: true, .. });
     let (namespaces, facts) = match found {
         Found::Step(step) => {
-            let (namespaces, mut facts) = join::open(&step, environment)
+            let (namespaces, mut facts) = join::open(handover, &step, environment)
                 .map_err(|failure| failure.about(format!("the container \"{step}\"")))?;
             facts.remapped = namespaces.enter_as_root()?;
             (namespaces, facts)

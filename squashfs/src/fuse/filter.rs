@@ -86,7 +86,7 @@ const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-fn conditions() -> [Condition; 7] {
+fn conditions() -> [Condition; 8] {
     let if_bits = |call, argument, bits: i32, value: i32| Condition {
         call,
         argument,
@@ -103,6 +103,8 @@ fn conditions() -> [Condition; 7] {
         if_bits(libc::SYS_fcntl, 1, !0, libc::F_DUPFD_CLOEXEC),
         // With debug assertions the standard library looks before it closes a descriptor.
         if_bits(libc::SYS_fcntl, 1, !0, libc::F_GETFD),
+        // A lock that says who serves a container which several steps are in.
+        if_bits(libc::SYS_flock, 1, !0, libc::LOCK_EX),
         // abort() of glibc.
         if_bits(libc::SYS_tgkill, 0, !0, std::process::id() as i32),
     ]
