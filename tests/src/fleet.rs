@@ -15,18 +15,12 @@ use crate::images::ImageTree;
 use crate::release::fleet_rootfs;
 use crate::{Cluster, Output, Release, Spec, User, repository, run_tool, target_dir};
 
-/// Tries the role on two releases.
+/// Tries the role, in a quarter of an hour on a machine that is busy otherwise.
 pub fn run() -> Result<()> {
     lint()?;
-    for release in [Release::Slurm22_05, Release::Slurm24_11] {
-        let begin = Instant::now();
-        try_on(release).with_context(|| format!("the Ansible role on {release}"))?;
-        say(&format!(
-            "{release}: the role installs, stays quiet, refuses and removes ({:.0?})",
-            begin.elapsed()
-        ))?;
-    }
-    Ok(())
+    let (begin, release) = (Instant::now(), Release::Slurm22_05);
+    try_on(release).with_context(|| format!("the Ansible role on {release}"))?;
+    say(&format!("{release}: the role installs, stays quiet, refuses and removes ({:.0?})", begin.elapsed()))
 }
 
 /// Where pip has put Ansible.
