@@ -155,6 +155,12 @@ pub fn find_file(
     check_path_text(value)?;
     if let Some(scheme) = scheme_of(value) {
         let message = format!("{}: cannot fetch images from {scheme}", quote_reference(value));
+        if let Some(name) = value.strip_prefix(b"dockerd://") {
+            let name = quote(name);
+            return Err(Failure::new(message).hint(format!(
+                "docker save {name} | mizzen import -o FILE -, where Docker is; then name FILE"
+            )));
+        }
         return Err(Failure::new(message).hint(
             "an image in a registry is written docker://NAME; others are the path of a file or directory",
         ));

@@ -114,7 +114,7 @@ pub struct ServedPart {
 }
 
 impl ServedPart {
-    fn new(here: &File, server: FsServer) -> ServedPart {
+    pub(crate) fn new(here: &File, server: FsServer) -> ServedPart {
         let device = || {
             let id = mount_id(here).ok()?;
             let line = mountinfo::read().ok()?.into_iter().find(|line| line.id == id)?;
@@ -177,20 +177,43 @@ pub fn walk<T>(
     path: &Path,
     mut visit: impl FnMut(&File, FsServer) -> Result<ControlFlow<T>, Errno>,
 ) -> Result<ControlFlow<T, File>, Errno> {
+    walk_with_links(path, |here, seen| match seen {
+        Seen::Part(server) => visit(here, server),
+        Seen::Link => Ok(ControlFlow::Continue(())),
+    })
+}
+
+/// What is passed on a walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// A directory, or the end of the path, on such a file system.
+    Part(FsServer),
+    /// A symbolic link in the directory before it, on the same file system. It has been read, and is followed next.
+    Link,
+}
+
+/// The same; `visit` sees links too.
+pub fn walk_with_links<T>(
+    path: &Path,
+    mut visit: impl FnMut(&File, Seen) -> Result<ControlFlow<T>, Errno>,
+) -> Result<ControlFlow<T, File>, Errno> {
     let start = |path: &Path| Step::start(if path.is_absolute() { "/" } else { "." });
     let (mut here, mut names, mut links) = (start(path)?, names_of(path), 0);
     loop {
-        if let ControlFlow::Break(found) = visit(&here.file, here.server)? {
+        if let ControlFlow::Break(found) = visit(&here.file, Seen::Part(here.server))? {
             return Ok(ControlFlow::Break(found));
         }
         let Some(name) = names.pop() else { return Ok(ControlFlow::Continue(here.file)) };
-        let target = match here.enter(&name)? {
+        let (link, target) = match here.enter(&name)? {
             Entered::Other(next) => {
                 here = next;
                 continue;
             }
-            Entered::Link(target) => target,
+            Entered::Link(link, target) => (link, target),
         };
+        if let ControlFlow::Break(found) = visit(&link, Seen::Link)? {
+            return Ok(ControlFlow::Break(found));
+        }
         links += 1;
         if links > LINKS {
             return Err(Errno::ELOOP);
@@ -210,7 +233,7 @@ struct Step {
 }
 
 enum Entered {
-    Link(PathBuf),
+    Link(File, PathBuf),
     Other(Step),
 }
 
@@ -238,7 +261,7 @@ impl Step {
         // On a link nothing can be mounted.
         if !is_directory && is_same_mount {
             match readlinkat(&file, "") {
-                Ok(target) => return Ok(Entered::Link(PathBuf::from(target))),
+                Ok(target) => return Ok(Entered::Link(file, PathBuf::from(target))),
                 Err(Errno::ENOENT | Errno::EINVAL) => {} // no link
                 Err(errno) => return Err(errno),
             }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use crate::environment::{Environment, names_environment_file};
 use crate::failure::quote_reference;
 use crate::request::{Container, ImageSource, NONE};
-use crate::settings::{Key, NameMode};
+use crate::settings::{Key, NameMode, Value};
 use crate::{Failure, Request, Settings, Variables};
 
 /// What was typed.
@@ -62,6 +62,11 @@ pub trait ImageLookup {
 
     /// Where relative paths begin.
     fn directory(&mut self) -> Result<PathBuf, Failure>;
+
+    /// Where a relative directory to start in begins.
+    fn workdir_directory(&mut self) -> Result<PathBuf, Failure> {
+        self.directory()
+    }
 }
 
 /// The request, if a container is asked for. `inherited` is that of the enclosing job; the variables count only where there
@@ -105,7 +110,7 @@ pub fn merge(
     // Not before a container is asked for: nothing that is wrong with a variable may end a job without one.
     let settings_below = |lookup: &mut dyn ImageLookup| {
         // Before they meet the job's, whose paths are absolute.
-        let own = typed.settings.clone().absolute(&lookup.directory()?);
+        let own = absolute(typed.settings.clone(), lookup)?;
         let own = match &file {
             Some(file) => own.within(file.settings.clone().absolute(&lookup.directory()?)),
             None => own,
@@ -126,7 +131,7 @@ pub fn merge(
             }
             Some(_) => own,
             None => {
-                let below = variables.settings()?.absolute(&lookup.directory()?);
+                let below = absolute(variables.settings()?, lookup)?;
                 below.check_for_step(Key::variable)?;
                 own.or(below)
             }
@@ -160,6 +165,14 @@ pub fn merge(
         }
         (None, _) => Ok(inherited.clone()),
     }
+}
+
+/// What somebody has typed, or set as variables, with whole paths.
+fn absolute(mut settings: Settings, lookup: &mut dyn ImageLookup) -> Result<Settings, Failure> {
+    if let Some(workdir) = settings.workdir.take() {
+        settings.workdir = Some(workdir.absolute(&lookup.workdir_directory()?));
+    }
+    Ok(settings.absolute(&lookup.directory()?))
 }
 
 /// An image whose name is that of an environment file is one.

@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
+use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -15,7 +16,9 @@ use nix::unistd::geteuid;
 
 use crate::Failure;
 use crate::failure::cause;
-use crate::fs_server::{FsServer, find_served, is_limit, not_safe};
+use crate::fs_server::{
+    FsServer, Seen, ServedPart, find_served, is_limit, not_safe, place_of, walk_with_links,
+};
 use crate::image::special;
 
 /// What the kernel shows for users that are not in the map of a user namespace.
@@ -248,17 +251,24 @@ pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
 }
 
 /// Refuses a file or directory of a user in whose place somebody else could put another, at any level: of the path as it is
-/// written, and of the one that its links lead to. Everything must be the user's or root's, and writable by nobody else. What a
-/// user opens to their own groups is theirs to decide. Nothing is asked of a file system that another user serves.
+/// written, and of what its links lead to. Everything must be the user's or root's, and writable by nobody else. What a
+/// user opens to their own groups is theirs to decide. Nothing is asked of a file system that another user serves, and what is
+/// looked at is what has been reached, whoever changes the path meanwhile.
 pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
     let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
     let missing = |error: io::Error| failed(format!("cannot be found: {}", cause(&error)));
-    if let Some(part) = find_served(path, FsServer::is_foreign).map_err(missing)? {
-        return Err(not_safe(path, &part));
-    }
-    let real = path.canonicalize().map_err(missing)?;
-    for part in path.ancestors().chain(real.ancestors()).filter(|part| !part.as_os_str().is_empty()) {
-        let found = part.symlink_metadata().map_err(|error| failed(cause(&error)))?;
+    // The directories above the current one count as well.
+    let absolute = std::path::absolute(path).map_err(missing)?;
+    let walked = walk_with_links(&absolute, |here, seen| {
+        if let Seen::Part(server) = seen
+            && server.is_foreign()
+        {
+            return Ok(ControlFlow::Break(not_safe(path, &ServedPart::new(here, server))));
+        }
+        let found = match here.metadata() {
+            Ok(found) => found,
+            Err(error) => return Ok(ControlFlow::Break(failed(cause(&error)))),
+        };
         let by_others = if found.uid() == 0 { 0o022 } else { 0o002 };
         let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
         let why = if found.uid() != 0 && found.uid() != uid {
@@ -266,14 +276,18 @@ pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
         } else if !found.is_symlink() && !is_sticky && found.mode() & by_others != 0 {
             format!("can be written by others (mode {:04o})", found.mode() & 0o7777)
         } else {
-            continue;
+            return Ok(ControlFlow::Continue(()));
         };
-        let shown = part.display();
-        return Err(failed(format!("is not safe from other users: {shown} {why}")).hint(
+        let (path, shown) = (path.display(), place_of(here));
+        let message = format!("{path} is not safe from other users: {} {why}", shown.display());
+        Ok(ControlFlow::Break(Failure::new(message).hint(
             "it and all directories above it must belong to you or to root, and let nobody else write",
-        ));
+        )))
+    });
+    match walked.map_err(|errno| missing(errno.into()))? {
+        ControlFlow::Break(failure) => Err(failure),
+        ControlFlow::Continue(_) => Ok(()),
     }
-    Ok(())
 }
 
 /// Why root must not believe this file or directory.
@@ -324,6 +338,52 @@ mod tests {
             assert!(why(&store).unwrap().ends_with("belongs to uid 4711"));
             assert!(check_only_users(&middle, 4711).is_ok());
         }
+        remove_dir_all(top).unwrap();
+    }
+
+    /// Whoever can change the path while it is looked at gains nothing: each part is judged by the descriptor that is gone through.
+    #[test]
+    fn a_path_that_changes_meanwhile_is_judged_by_what_was_reached() {
+        let top = std::env::temp_dir().join(format!("mizzen-swap-{}", std::process::id()));
+        let (good, open) = (top.join("good"), top.join("open"));
+        for directory in [&top, &good, &open] {
+            create_dir(directory).unwrap();
+            set_permissions(directory, PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        for directory in [&good, &open] {
+            std::fs::write(directory.join("image"), "").unwrap();
+        }
+        set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
+        let link = top.join("link");
+        symlink("good", &link).unwrap();
+        let (uid, image) = (top.metadata().unwrap().uid(), link.join("image"));
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = top.join("other");
+                for target in ["open", "good"].iter().cycle() {
+                    if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    symlink(target, &other).unwrap();
+                    std::fs::rename(&other, &link).unwrap();
+                }
+            });
+            let mut outcomes = [0, 0];
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while outcomes.contains(&0) && std::time::Instant::now() < end {
+                match check_only_users(&image, uid) {
+                    Ok(()) => outcomes[0] += 1,
+                    Err(failure) => {
+                        let expected = format!("{} can be written by others (mode 0777)", open.display());
+                        assert!(failure.message.ends_with(&expected), "{failure}");
+                        outcomes[1] += 1;
+                    }
+                }
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(!outcomes.contains(&0), "{outcomes:?}");
+        });
         remove_dir_all(top).unwrap();
     }
 }

@@ -297,6 +297,9 @@ pub struct ContainerArgs {
     /// Run in the container that an environment file describes: NAME.toml in your folders or the site's, or a path
     #[arg(long, visible_alias = "edf", value_name = "NAME")]
     environment: Option<OsString>,
+    /// The image, or NAME.toml for an environment file, as it is given to srun; the first word behind it is the program
+    #[arg(long, visible_alias = "container-image", value_name = "IMAGE", conflicts_with = "environment")]
+    container: Option<PathBuf>,
     /// Be in one container with all who share it on this node: the ranks of an MPI launch, or who gives the same NAME
     ///
     /// Ranks that mpirun or mpiexec starts share one by themselves, if there are several on the node and their images and
@@ -310,7 +313,7 @@ pub struct ContainerArgs {
     no_share: bool,
     /// A squashfs or SIF file or a directory; IMAGE@sha256:HEX refuses other content; FILE.toml is an environment file; - with --name: what
     /// the container was made from
-    #[arg(required_unless_present = "environment")]
+    #[arg(required_unless_present_any = ["environment", "container"])]
     image: Option<PathBuf>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -328,7 +331,8 @@ impl ContainerArgs {
             settings.environment = Some(variables);
         }
         let config = Config::of_this_machine()?;
-        let (environment, image, command) = take_environment(self.environment, self.image, self.command);
+        let (image, command) = take_container(self.container, self.image, self.command);
+        let (environment, image, command) = take_environment(self.environment, image, command);
         let environment = environment.map(|name| environment::read(&name, &config)).transpose()?;
         if let Some(file) = &environment {
             file.notes.iter().for_each(|note| report_note(note));
@@ -361,6 +365,21 @@ impl ContainerArgs {
         };
         let options = RunOptions::new(image, command, settings, config, Origin::Option)?;
         Ok(RunOptions { clean_env: self.clean_env, sharing, ..options })
+    }
+}
+
+/// With an option for the image the first word is the program.
+fn take_container(
+    named: Option<PathBuf>,
+    first: Option<PathBuf>,
+    command: Vec<OsString>,
+) -> (Option<PathBuf>, Vec<OsString>) {
+    match named {
+        Some(image) => {
+            let program = first.map(PathBuf::into_os_string).into_iter();
+            (Some(image), program.chain(command).collect())
+        }
+        None => (first, command),
     }
 }
 

@@ -164,6 +164,35 @@ fn options(
     Ok(options)
 }
 
+/// What pyxis has in front of the names of a step's containers, when it gives them to enroot: `pyxis_dev`, or `pyxis_JOB_dev` of a
+/// container that goes with the job.
+const OF_STEP: &str = "pyxis_";
+
+/// The container that a script means by this name, if it is there: it may have it from `--container-name`, or from a list.
+fn named(name: &str, config: &Config) -> Result<Option<(Containers, String)>, Failure> {
+    let short = name.strip_prefix(OF_STEP);
+    let of_job = short
+        .and_then(|short| short.split_once('_'))
+        .and_then(|(job, name)| job.parse().ok().map(|job| (Scope::Job(job), name)));
+    let meant = [Some((Scope::Global, name)), of_job, short.map(|short| (Scope::Global, short))];
+    for (scope, name) in meant.into_iter().flatten() {
+        let containers = Containers::of(config, scope);
+        if containers.has(name)? {
+            return Ok(Some((containers, name.to_owned())));
+        }
+    }
+    Ok(None)
+}
+
+/// How enroot would list it.
+fn listed(containers: &Containers, name: &str) -> Result<String, Failure> {
+    Ok(match containers.scope() {
+        Scope::Job(job) => format!("{OF_STEP}{job}_{name}"),
+        Scope::Global if containers.is_of_step(name)? => format!("{OF_STEP}{name}"),
+        Scope::Global => name.to_owned(),
+    })
+}
+
 fn create(name: Option<String>, force: bool, image: &Path, config: Config) -> Result<(), Failure> {
     let of_file = || image.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let name = parse_name(&name.or_else(of_file).unwrap_or_default(), NameMode::Create)?;
@@ -223,18 +252,27 @@ fn find(
         let image = find_image::to_run(path, &config)?;
         return options(None, image, command, settings, config);
     }
-    let name = existing(container, &config)?;
-    options(Some(name), ImageSource::Recorded, command, settings, config)
+    of_existing(container, command, settings, config)
 }
 
-fn existing(name: &str, config: &Config) -> Result<ContainerName, Failure> {
-    match parse_name(name, NameMode::Auto) {
-        Ok(parsed) if Containers::global(config).has(name)? => Ok(parsed),
-        _ => {
-            Err(Failure::new(format!("{}: no such container of yours on this node", quote(name.as_bytes())))
-                .hint("`enroot list` shows them; enroot create -n NAME FILE makes one"))
-        }
+fn of_existing(
+    name: &str,
+    command: Vec<OsString>,
+    settings: Settings,
+    config: Config,
+) -> Result<RunOptions, Failure> {
+    let Some((containers, name)) = named(name, &config)? else {
+        let message = format!("{}: no such container of yours on this node", quote(name.as_bytes()));
+        return Err(
+            Failure::new(message).hint("`enroot list` shows them; enroot create -n NAME FILE makes one")
+        );
+    };
+    let name = parse_name(&name, NameMode::Auto)?;
+    let mut options = options(Some(name), ImageSource::Recorded, command, settings, config)?;
+    if let Some(named) = &mut options.named {
+        named.scope = containers.scope().clone();
     }
+    Ok(options)
 }
 
 /// Becomes the program; or why not.
@@ -258,13 +296,19 @@ fn exec(env: &[OsString], pid: u32, command: Vec<OsString>) -> Failure {
 }
 
 fn list(fancy: bool, config: &Config) -> Result<String, Failure> {
-    let containers = Containers::global(config);
     let mut text = String::new();
     if fancy {
         let _ = writeln!(text, "{:<20} {:>8} COMM", "NAME", "PID");
     }
-    for name in containers.names()? {
-        let processes = if fancy { containers.processes(&name)? } else { Vec::new() };
+    let mut found = Vec::new();
+    for containers in Containers::all(config)? {
+        for name in containers.names()? {
+            let processes = if fancy { containers.processes(&name)? } else { Vec::new() };
+            found.push((listed(&containers, &name)?, processes));
+        }
+    }
+    found.sort();
+    for (name, processes) in found {
         let shown = quote(name.as_bytes());
         if processes.is_empty() {
             let _ = writeln!(text, "{shown}");
@@ -278,17 +322,14 @@ fn list(fancy: bool, config: &Config) -> Result<String, Failure> {
 }
 
 fn export(output: Option<PathBuf>, force: bool, name: &str, config: Config) -> Result<(), Failure> {
-    let name = existing(name, &config)?;
-    let output = output.unwrap_or_else(|| format!("{}.sqsh", name.name).into());
+    let options = of_existing(name, Vec::new(), Settings::default(), config)?;
+    let output = output.unwrap_or_else(|| format!("{name}.sqsh").into());
     let path = std::path::absolute(&output).unwrap_or(output);
     if !force && path.symlink_metadata().is_ok() {
         return Err(Failure::new(format!("{}: the file exists", shown(&path))).hint("--force replaces it"));
     }
     let target = SaveTarget::open(&path, &importer::find()?)?;
-    pipeline::save(
-        options(Some(name), ImageSource::Recorded, Vec::new(), Settings::default(), config)?,
-        &target,
-    )
+    pipeline::save(options, &target)
 }
 
 fn remove(force: bool, names: &[String], config: &Config) -> ExitCode {
@@ -296,9 +337,11 @@ fn remove(force: bool, names: &[String], config: &Config) -> ExitCode {
         return ended(Err(Failure::new("enroot remove: without --force enroot asks, and mizzen does not")
             .hint("enroot remove --force NAME removes it with all that was written in it")));
     }
-    let containers = Containers::global(config);
-    let failures: Vec<Failure> =
-        names.iter().filter_map(|name| remove_one(&containers, name).err()).collect();
+    let remove = |name: &String| match named(name, config)? {
+        Some((containers, name)) => remove_one(&containers, &name),
+        None => remove_one(&Containers::global(config), name),
+    };
+    let failures: Vec<Failure> = names.iter().filter_map(|name| remove(name).err()).collect();
     failures.iter().for_each(report);
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -53,6 +53,8 @@ pub struct RunOptions {
     pub sharing: Sharing,
     /// Whose defaults hold.
     pub compatible: Compatible,
+    /// Where each user has a folder with containers, if this start is to look after those of ended jobs.
+    pub containers: Option<PathBuf>,
     /// Hooks of CDI specifications that are left out.
     pub leave_out_hooks: Vec<String>,
     /// When and where the image is copied first.
@@ -89,6 +91,8 @@ pub struct Named {
     pub directory: PathBuf,
     /// Whose containers it is among.
     pub scope: Scope,
+    /// Whether a step of a job asks for it, and not somebody by hand.
+    pub of_step: bool,
 }
 
 /// Whose named containers are kept apart from others.
@@ -194,6 +198,7 @@ impl RunOptions {
             name,
             directory: config.stage_directory.clone(),
             scope: Scope::new(config.container_scope, job.as_deref()),
+            of_step: origin == Origin::StepOption,
         });
         Ok(RunOptions {
             image,
@@ -207,6 +212,7 @@ impl RunOptions {
             unshare: settings.unshare(),
             settings,
             compatible,
+            containers: Some(config.stage_directory.clone()),
             leave_out_hooks: config.cdi_leave_out_hooks,
             policy: config.policy,
             import: ImportOptions { when: config.import, ..ImportOptions::default() },

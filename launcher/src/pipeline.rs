@@ -185,15 +185,16 @@ pub fn prepare(
     })
 }
 
-/// Enters a named container that runs. Where this process is `alone`, nobody else comes in with it, and the file server that stands
-/// by is for its program only. (Of several tasks nobody knows which one ends last: theirs stays as long as the container.)
+/// Enters a named container that runs. The file server that stands by is needed as long as this process, if that is `alone`, or as
+/// long as slurmstepd, its parent, which ends with the last task of the step on this node.
 pub fn enter(
     mut running: Running,
     options: &RunOptions,
     reporter: Box<dyn Reporter>,
     alone: bool,
 ) -> Result<(Namespaces, Facts), Failure> {
-    running.server_lock.until = alone.then(sys::pidfd_of_self).transpose().ok().flatten();
+    let until = if alone { nix::unistd::getpid() } else { nix::unistd::getppid() };
+    running.server_lock.until = sys::pidfd_of(until.as_raw()).ok();
     let mut facts = Facts { unshare: running.namespaces.unshare, ..running.facts(options) };
     check_namespaces(options, facts.unshare)?;
     let watch = Watch::new(reporter)?;

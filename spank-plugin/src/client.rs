@@ -5,6 +5,7 @@ use std::env::{var_os, vars_os};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use mizzen_core::config::Compatible;
 use mizzen_core::environment::Environment;
 use mizzen_core::failure::{quote, quote_reference};
 use mizzen_core::find_image::{BareNames, ImageFinder};
@@ -272,6 +273,12 @@ impl ImageLookup for Client {
     fn directory(&mut self) -> Result<PathBuf, Failure> {
         std::env::current_dir()
             .map_err(|error| Failure::caused_by("cannot find the current directory", error))
+    }
+
+    fn workdir_directory(&mut self) -> Result<PathBuf, Failure> {
+        let compatible = state::lock().config()?.compatible;
+        // pyxis changes to it when it has entered the container, at whose root it is then.
+        if compatible == Compatible::Pyxis { Ok("/".into()) } else { self.directory() }
     }
 }
 

@@ -252,7 +252,7 @@ fn mounts_are_made_as_asked() {
         ("--unshare moon", "--unshare: unknown namespace 'moon'"),
         ("-e =x", "--env: \"=…\": the name is empty"),
         ("--env-file /no/such", "--env-file: /no/such: No such file or directory"),
-        ("-w /no/such", "cannot start in /no/such (--workdir): No such file or directory"),
+        ("-w /no/such", "--workdir: cannot start in /no/such: No such file or directory"),
         ("--writable=lots", "--writable: \"lots\" is not a size"),
         ("--writable=1m,size=9g", "--writable: \"1m,size=9g\" is not a size"),
         ("-m tmpfs:/x:size=10Q", "\"10Q\" is not a size"),
@@ -270,7 +270,7 @@ fn mounts_are_made_as_asked() {
     assert_eq!(cluster.run("ls /tmp/ran").stdout, "");
     // A directory that the caller has left open is the host's.
     let outside = cluster.run("mizzen run -w /proc/self/fd/7 /shared/bb.sqsh touch /tmp/ran 7< /usr/share");
-    assert_failed(&outside, 125, "cannot start in /proc/self/fd/7 (--workdir): it is not in the container");
+    assert_failed(&outside, 125, "--workdir: cannot start in /proc/self/fd/7: it is not in the container");
     assert_eq!(cluster.run("ls /tmp/ran").stdout, "");
     // A default gives way to the user's mount, and a device below /dev works.
     let over = run("-m /tmp/data:/etc", "ls /etc");

@@ -538,6 +538,18 @@ fn without_slurm() {
     assert!(plan.stdout.contains("workdir /etc --workdir\n"), "{}", plan.text());
     assert!(plan.stdout.contains("mount /h from /home/alice read-only --mount\n"), "{}", plan.text());
     assert!(plan.stdout.contains("root writable"), "{}", plan.text());
+    // As it is given to srun.
+    let whole = |words: &str| cluster.run(&format!("mizzen plan {words} pwd 2>/dev/null")).stdout;
+    assert_eq!(whole("--container=e.toml"), whole("--environment=e"));
+    assert_eq!(whole("--container-image /shared/a.sqsh"), whole("/shared/a.sqsh"));
+    assert!(whole("--container e.toml").contains("/etc"));
+    assert_out(&cluster.run("mizzen run --container=/shared/a.sqsh cat /image"), 0, "a\n");
+    let both = cluster.run("mizzen plan --container=e.toml --environment=e pwd");
+    assert_failed(
+        &both,
+        2,
+        "error: the argument '--container <IMAGE>' cannot be used with '--environment <NAME>'",
+    );
 
     // What is shown is a file that needs no other, in any environment.
     let rendered = cluster.run("mizzen env render e 2>/dev/null | tee one.toml; HOME=/nowhere mizzen env render ./one.toml 2>/dev/null | cmp - one.toml");

@@ -54,7 +54,7 @@ fn different(output: &Output, lines: usize) -> usize {
     output.stdout.lines().collect::<std::collections::BTreeSet<_>>().len()
 }
 
-/// Open MPI 4 on the nodes and in the image.
+/// "`mpirun -np 4 singularity exec centos_ompi.img /usr/bin/mpi_ring`", with Open MPI 4 on the nodes and in the image.
 #[test]
 fn ranks_on_two_nodes_compute_together() {
     let cluster = start("mpirun", 2);
@@ -128,6 +128,7 @@ fn ranks_of_their_own_lose_their_neighbours() {
     assert_eq!(alone.stdout.matches("Operation not permitted").count(), 2, "{}", alone.text());
 }
 
+/// "`mpiexec -n $SLURM_NTASKS -ppn $SLURM_NTASKS_PER_NODE ch-run -b /lrz/sys/:/lrz/sys/ -w ./img -- python /model/train.py`"
 #[test]
 fn mpich_finds_its_process_manager() {
     let cluster = start("mpiexec", 2);
@@ -269,6 +270,44 @@ fn who_is_meant_by_an_option_is_in_one_container() {
     let hint = "name it behind the image; only the first to arrive would know the image's own command";
     assert_told(&refused, 125, "mizzen: --share: no program is named", hint);
     assert_silent(&alice(&format!("mizzen run --share --no-share {image} echo ran")), "ran\n");
+}
+
+/// Process managers that these tests do not have, by the variables that they give their ranks. (As their users read them: none of
+/// these has been tried itself.)
+#[test]
+fn ranks_are_known_by_the_variables_of_their_manager() {
+    let cluster = with_busybox("share-managers");
+    let run = |variables: &str, other: &str| {
+        let rank = format!("mizzen run /shared/bb.sqsh sh -c '{WHERE}; sleep 1'");
+        cluster.run_on(
+            "node1",
+            User::Alice,
+            &format!("i=0; env {variables} {rank} & i=1; env {variables} {other} {rank} & wait"),
+        )
+    };
+    for (manager, variables, launch) in [
+        ("PALS", "PALS_RANKID=$i PALS_LOCAL_RANKID=$i PALS_LOCAL_SIZE=2", "PALS_APID"),
+        ("Cray PMI", "PMI_RANK=$i PMI_LOCAL_RANK=$i PMI_LOCAL_SIZE=2 PMI_SIZE=2", "PMI_JOBID"),
+        (
+            "Intel MPI",
+            "PMI_RANK=$i PMI_SIZE=2 MPI_LOCALRANKID=$i MPI_LOCALNRANKS=2 I_MPI_HYDRA_ENV=x",
+            "PMI_JOBID",
+        ),
+        (
+            "jsrun",
+            "JSM_NAMESPACE_RANK=$i JSM_NAMESPACE_LOCAL_RANK=$i JSM_NAMESPACE_LOCAL_SIZE=2 JSM_NAMESPACE_SIZE=2",
+            "PMIX_NAMESPACE",
+        ),
+        ("mpirun_rsh", "MV2_COMM_WORLD_RANK=$i MV2_COMM_WORLD_LOCAL_RANK=$i MV2_COMM_WORLD_LOCAL_SIZE=2", ""),
+    ] {
+        let together = run(variables, "");
+        assert_eq!(different(&together, 2), 1, "{manager}: {}", together.text());
+        // Ranks of another launch are elsewhere.
+        if !launch.is_empty() {
+            let apart = run(&format!("{variables} {launch}=one"), &format!("{launch}=two"));
+            assert_eq!(different(&apart, 2), 2, "{manager}: {}", apart.text());
+        }
+    }
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Named containers: what is written in one stays on its node for the next step that names it. The rows that are quoted say what
 //! scripts written for pyxis expect of `--container-name`.
 
+use std::process::Command;
+
 use mizzen_tests::check::{assert_failed, assert_out, assert_told, count, one_node, with_images};
-use mizzen_tests::images::ImageTree;
-use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
+use mizzen_tests::images::{self, ImageTree};
+use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release, run_tool};
 
 on_every_release!(keeps_what_steps_write, enters_what_runs);
 
@@ -279,8 +281,8 @@ fn a_step_goes_on_when_slurm_has_ended_the_one_before_it() {
     assert_eq!(cluster.run_on("node1", User::Root, disk).code, 0);
     let job = cluster.run(
         "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
-         srun -Q --overlap --container-image=/shared/a.sqsh --container-name=x sleep 2.5 & \
-         sleep 1.2; srun -Q --overlap --container-name=x sh -c \"ps | grep -c {[m]izzen-fuse}; sleep 4; ps | grep -c {[m]izzen-fuse}; \
+         srun -Q --overlap --container-image=/shared/a.sqsh --container-name=x sh -c \"touch began; while [ ! -e /go ]; do sleep 0.1; done\" & \
+         until [ -e began ]; do sleep 0.1; done; srun -Q --overlap --container-name=x sh -c \"for i in \\$(seq 100); do ps | grep -c {[m]izzen-fuse} | grep 2 && break; sleep 0.1; done; touch /go; sleep 4; ps | grep -c {[m]izzen-fuse}; \
            for i in /bin/*; do cat \\$i; done | md5sum | wc -l; echo y > /y\"; wait; srun -Q --container-name=x cat /y'",
     );
     assert_out(&job, 0, "2\n1\n1\ny\n");
@@ -327,6 +329,13 @@ fn containers_of_a_job_go_with_it() {
         let names =
             || on_node(&cluster, "mizzen containers list --json | grep '\"name\"' | tr -d ' ,'").stdout;
         assert_eq!((srun("one").code, names().as_str()), (0, "\"name\":\"one\"\n"));
+        // The next start of a container removes those of ended jobs, whatever it is.
+        cluster.run("srun -Q --container=/shared/a.sqsh sleep 2");
+        assert_eq!(names(), "", "{release}");
+        // But it does not ask Slurm again and again.
+        assert_eq!((srun("one").code, names().as_str()), (0, "\"name\":\"one\"\n"));
+        cluster.run("srun -Q --container=/shared/a.sqsh sleep 1");
+        assert_eq!(names(), "\"name\":\"one\"\n", "{release}");
         // Another job has containers of its own.
         let other = cluster.run("srun -Q --container-name=one true");
         assert_failed(&other, 125, "a container with name \"one\" does not exist");
@@ -346,7 +355,7 @@ fn containers_of_a_job_go_with_it() {
             "PATH= /usr/bin/mizzen containers prune --job $(/usr/bin/ls /disk/mizzen-2001/containers)",
         );
         assert!(epilog.code == 0 && epilog.stdout.starts_with("three of job "), "{}", epilog.text());
-        assert_eq!(on_node(&cluster, "ls -A /disk/mizzen-2001/containers").stdout, "");
+        assert_eq!(on_node(&cluster, "ls -A /disk/mizzen-2001/containers").stdout, ".asked\n");
         // Where Slurm does not answer, nothing is removed.
         srun("four");
         let unknown = on_node(
@@ -464,4 +473,94 @@ fn where_jobs_are_suspended_a_container_is_one_jobs() {
     assert_eq!(rest, "/began\n125", "{}", done.text());
     let message = format!("the container \"g\" runs in job {job}, and jobs are suspended here");
     assert_told(&done, 0, &message, &format!("srun --jobid={job} --overlap"));
+}
+
+/// The same by steps of several tasks, where Slurm knows a step's processes by their parents and does not find servers.
+#[test]
+fn steps_that_have_been_in_a_container_leave_nothing_there() {
+    let cluster = start(Release::Slurm22_05, "name-standby-steps");
+    let entered = cluster.run(
+        "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --overlap --container-image=/shared/a.sqsh --container-name=dev sh -c \"touch began; while [ ! -e /go ]; do sleep 0.1; done\" & \
+         until [ -e began ]; do sleep 0.1; done; for i in 1 2 3; do srun -Q --overlap -n2 --container-name=dev:exec true; done; \
+         for i in $(seq 80); do [ $(pgrep -c mizzen) = 2 ] && break; sleep 0.1; done; pgrep -l mizzen | cut -d\" \" -f2 | sort; \
+         srun -Q --overlap --container-name=dev touch /go; wait'",
+    );
+    assert_out(&entered, 0, "mizzen-fuse\nmizzen-watch\n");
+}
+
+/// A package as pip installs it, and the pip that Debian's python3-venv brings.
+fn share_wheels(cluster: &Cluster) {
+    let tree = ImageTree::empty().unwrap();
+    tree.file("wheel/crew.py", "answer = 42\n").unwrap();
+    tree.file("wheel/crew-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: crew\nVersion: 1.0\n")
+        .unwrap();
+    let kind = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n";
+    tree.file("wheel/crew-1.0.dist-info/WHEEL", kind).unwrap();
+    let files =
+        ["crew.py", "crew-1.0.dist-info/METADATA", "crew-1.0.dist-info/WHEEL", "crew-1.0.dist-info/RECORD"];
+    tree.file("wheel/crew-1.0.dist-info/RECORD", &files.map(|file| format!("{file},,\n")).concat()).unwrap();
+    let wheel = tree.path("crew-1.0-py3-none-any.whl");
+    let mut zip = Command::new("python3");
+    zip.current_dir(tree.path("wheel"))
+        .args(["-m", "zipfile", "-c"])
+        .arg(&wheel)
+        .args(["crew.py", "crew-1.0.dist-info"]);
+    run_tool(&mut zip).unwrap();
+    cluster.share("crew-1.0-py3-none-any.whl", &std::fs::read(wheel).unwrap()).unwrap();
+    let wheels = std::fs::read_dir("/usr/share/python-wheels").expect("python3-venv is not installed");
+    let pip =
+        wheels.flatten().map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("/pip-"));
+    cluster
+        .share("pip.whl", &std::fs::read(pip.expect("no pip in /usr/share/python-wheels")).unwrap())
+        .unwrap();
+}
+
+/// "a named container keeps what was written between steps"
+#[test]
+fn what_pip_installs_in_the_first_step_is_there_in_the_third() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "pip");
+        share_wheels(&cluster);
+        cluster.share("python.sqsh", &images::mpi().unwrap()).unwrap();
+        let install = "python3 /mnt/shared/pip.whl/pip install --quiet --no-index --find-links /mnt/shared --break-system-packages crew";
+        let job = cluster.run(&format!(
+            "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+             srun -Q --container-image=/shared/python.sqsh --container-name=dev --container-mounts=/shared:/mnt/shared {install}; \
+             srun -Q --container-name=dev sh -c \"echo second > /second\"; \
+             srun -Q --container-name=dev python3 -c \"import crew; print(crew.answer, open(chr(47) + \\\"second\\\").read().strip(), crew.__file__)\"'"
+        ));
+        assert_eq!(job.code, 0, "{release}: {}", job.text());
+        assert!(job.stdout.starts_with("42 second /usr/"), "{release}: {}", job.text());
+        // Not in the image, nor in a home directory.
+        let without = cluster.run("srun -Q --container=/shared/python.sqsh python3 -c 'import crew'");
+        assert!(without.code == 1 && without.stderr.contains("No module named 'crew'"), "{}", without.text());
+    }
+}
+
+/// Who starts a container is waited for as long as they work, and is named.
+#[test]
+fn whoever_waits_for_a_container_is_told_for_whom() {
+    let cluster = start(Release::Slurm22_05, "waited");
+    // A start that does nothing in its middle, when it has the lock.
+    let idle = count(9, 90);
+    let waited = on_node(
+        &cluster,
+        &format!(
+            "strace -qq -o /dev/null -e inject=pivot_root:delay_enter={idle}000000:when=1 mizzen run --name x /shared/a.sqsh true & \
+             lock=/disk/mizzen-2001/containers/global/.lock-x; for i in $(seq 300); do [ -s $lock ] && break; sleep 0.1; done; cat $lock; echo; \
+             timeout 100 mizzen run --name x /shared/a.sqsh cat /image; echo $?; [ {idle} = 90 ] || wait"
+        ),
+    );
+    let (holder, end) = waited.stdout.split_once('\n').unwrap();
+    let busy = format!("the container \"x\" is being started or removed by process {}", holder.trim());
+    let note = format!("mizzen: note: {busy}; waiting for it\n");
+    assert_eq!(waited.stderr.matches(&note).count(), 1, "{}", waited.text());
+    match idle {
+        9 => assert_eq!(end, "a\n0\n", "{}", waited.text()),
+        _ => {
+            assert_eq!(end, "125\n", "{}", waited.text());
+            assert_failed(&waited, 0, &format!("mizzen: {busy}, which has done nothing for 60 s\n"));
+        }
+    }
 }

@@ -1,9 +1,8 @@
 //! What scripts that were written for pyxis rely on. Quoted lines are the contract that they were read from.
 
-use std::process::Command;
-
 use mizzen_tests::check::{Emptiness, assert_failed, assert_out, assert_told, one_node};
 use mizzen_tests::images::{self, ImageTree};
+use mizzen_tests::packages::share_repository;
 use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
 on_every_release!(scripts_run_unchanged);
@@ -173,7 +172,7 @@ fn the_entrypoint_runs_once_on_a_node(release: Release) {
     assert_out(&srun(&cluster, "--no-container-entrypoint", "sh -c 'echo [$FROM_ENTRYPOINT]'"), 0, "[]\n");
     // "a missing one: `No such file or directory`"
     let missing = srun(&cluster, "--container-workdir=/nosuch", "true");
-    assert_failed(&missing, 125, "cannot start in /nosuch (--container-workdir): No such file or directory");
+    assert_failed(&missing, 125, "--container-workdir: cannot start in /nosuch: No such file or directory");
     // A batch script and its steps.
     let batch = cluster.run(
         "sbatch --wait --quiet --output=out --container-image=/shared/i.sqsh --container-entrypoint -n2 -N1 \
@@ -364,31 +363,11 @@ fn accounts_and_homes(release: Release) {
     assert!(refused.code != 0 && refused.stderr.contains("Read-only file system"), "{}", refused.text());
 }
 
-/// A package as many are: its files have owners, and its script makes a user and a device.
-fn package() -> Vec<u8> {
-    let tree = ImageTree::empty().unwrap();
-    let control = "Package: crew\nVersion: 1\nArchitecture: all\nMaintainer: Alice <alice@example.org>\nDescription: a crew\n";
-    tree.file("package/DEBIAN/control", control).unwrap();
-    let script = "#!/bin/sh\nset -e\ngroupadd --system crew\nuseradd --system --gid crew crew\n\
-                  chown crew:crew /usr/share/crew /usr/share/crew/log\nmknod /usr/share/crew/null c 1 3\n";
-    tree.program("package/DEBIAN/postinst", script).unwrap();
-    tree.file("package/usr/share/crew/log", "aye\n").unwrap();
-    std::os::unix::fs::chown(tree.path("package/usr/share/crew/log"), Some(33), Some(33)).unwrap();
-    let (directory, file) = (tree.path("package"), tree.path("crew.deb"));
-    let made = Command::new("dpkg-deb").arg("--build").arg(directory).arg(&file).output().unwrap();
-    assert!(made.status.success(), "{made:?}");
-    std::fs::read(file).unwrap()
-}
-
 /// "chown, setuid, mknod and the like appear to succeed" for root inside, and for nobody else.
 fn root_inside_installs_packages(release: Release) {
     let cluster = start(one_node(release, "pyxis-packages"));
     cluster.share("debian.sqsh", &images::mpi().unwrap()).unwrap();
-    cluster.share("crew.deb", &package()).unwrap();
-    let index = "mkdir /shared/repository && cd /shared/repository && mv ../crew.deb . && \
-                 { dpkg-deb -f crew.deb; echo Filename: ./crew.deb; echo Size: $(stat -c %s crew.deb); \
-                 echo SHA256: $(sha256sum crew.deb | cut -d' ' -f1); } > Packages && chmod -R a+rX .";
-    assert_out(&cluster.run_as_root(index), 0, "");
+    share_repository(&cluster).unwrap();
     cluster
         .share(
             "install.sh",

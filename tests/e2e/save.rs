@@ -106,6 +106,9 @@ fn a_program_gets_every_signal_once() {
 fn what_cannot_be_saved_is_told_before() {
     let cluster = with_images(Spec { nodes: 2, ..one_node(Release::Slurm22_05, "unsaved") });
     cluster.run("mkdir directory; echo old > old.sqsh");
+    cluster.run_as_root(
+        "mkdir -m 1777 /shared/sticky; echo theirs > /shared/sticky/x.sqsh; chown bob /shared/sticky/x.sqsh",
+    );
     let program = "touch /shared/marker";
     for (options, message, hint) in [
         // "target is a directory: error"
@@ -123,6 +126,11 @@ fn what_cannot_be_saved_is_told_before() {
             "--container-save=/usr/x.sqsh",
             "--container-save: /usr: Permission denied",
             "nobody but you can make a file",
+        ),
+        (
+            "--container-save=/shared/sticky/x.sqsh",
+            "--container-save: /shared/sticky/x.sqsh: belongs to uid 2002, and only they can replace it in this directory",
+            "take another name",
         ),
         (
             "--container-readonly --container-save=x.sqsh",

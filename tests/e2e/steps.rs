@@ -431,7 +431,7 @@ fn programs_see_the_environment_of_the_users_guide() {
     assert_failed(
         &nowhere,
         125,
-        "mizzen: node1: cannot start in /no/such (--container-workdir): No such file or directory",
+        "mizzen: node1: --container-workdir: cannot start in /no/such: No such file or directory",
     );
     assert_failed(
         &nowhere,

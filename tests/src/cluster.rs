@@ -57,6 +57,7 @@ impl Cluster {
             plugstack: vec![format!("required {PLUGIN}")],
             slurm_conf: Vec::new(),
             configless: false,
+            own_etc_slurm: false,
             slurm_files: Vec::new(),
             mizzen_toml: None,
             shared: SharedFs::Tmpfs,

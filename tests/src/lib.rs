@@ -30,6 +30,7 @@ pub mod init;
 pub mod jobs;
 pub mod machine;
 pub mod messages;
+pub mod packages;
 pub mod record;
 pub mod registry;
 pub mod release;

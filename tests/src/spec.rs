@@ -66,6 +66,8 @@ pub struct Spec {
     pub slurm_conf: Vec<String>,
     /// The nodes have no files of Slurm's in /etc/slurm, and get them from slurmctld.
     pub configless: bool,
+    /// Every machine has an /etc/slurm of its own, with what Slurm's packages have put there, and `plugstack` does not count.
+    pub own_etc_slurm: bool,
     /// Further files in /etc/slurm: name and content.
     pub slurm_files: Vec<(String, String)>,
     /// Content of /etc/mizzen/mizzen.toml; None leaves the installed file.

@@ -41,7 +41,29 @@ impl Containers {
 
     /// Those that no job takes with it.
     pub fn global(config: &Config) -> Containers {
-        Containers { directory: config.stage_directory.clone(), scope: Scope::Global }
+        Containers::of(config, Scope::Global)
+    }
+
+    /// Those of one scope.
+    pub fn of(config: &Config, scope: Scope) -> Containers {
+        Containers { directory: config.stage_directory.clone(), scope }
+    }
+
+    /// All of this user's on this node, by scope.
+    pub fn all(config: &Config) -> Result<Vec<Containers>, Failure> {
+        let scopes = ScopeDirectory::all(&config.stage_directory)?.into_iter();
+        Ok(scopes.map(|found| Containers::of(config, found.scope)).collect())
+    }
+
+    /// Whose they are.
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// Whether a step of a job has made this one.
+    pub fn is_of_step(&self, name: &str) -> Result<bool, Failure> {
+        let Some(scope) = ScopeDirectory::open(&self.directory, &self.scope)? else { return Ok(false) };
+        Ok(Record::read(&scope, name)?.is_some_and(|record| record.of_step))
     }
 
     /// Whether there is one of this name.

@@ -1,4 +1,4 @@
-//! The containers of a job go with it. No process of mizzen's outlives a job, so the next start of the user on the node
+//! The containers of a job go with it. No process of mizzen's outlives a job, so the next start of a container of the user on the node
 //! removes them, or `mizzen containers prune`, which a site can have its epilog run. Runs as the user on the host.
 
 use std::collections::BTreeMap;
@@ -51,12 +51,25 @@ pub enum Removal {
     Failed(rustix::io::Errno),
 }
 
-/// Removes the containers of ended jobs, in a process that nobody waits for. Where there are none to ask about, nobody is asked.
-pub fn prune_in_background(directory: &Path, own: Option<u32>) {
+/// How often starts without a name ask Slurm about the same jobs: there may be thousands of them while another job runs.
+const PAUSE: Duration = Duration::from_secs(600);
+
+/// When Slurm was last asked, by the time of modification of this file among the scopes.
+const ASKED: &str = ".asked";
+
+/// Removes the containers of ended jobs, in a process that nobody waits for. Where there are none to ask about, nobody is asked; and
+/// not often by starts that are not `named`.
+pub fn prune_in_background(directory: &Path, own: Option<u32>, named: bool) {
     let Ok(scopes) = ScopeDirectory::all(directory) else { return };
-    if !scopes.iter().any(|scope| scope.job().is_some_and(|job| Some(job) != own)) {
+    let Some(other) = scopes.iter().find(|scope| scope.job().is_some_and(|job| Some(job) != own)) else {
+        return;
+    };
+    let asked = other.path.with_file_name(ASKED);
+    let lately = || asked.metadata().and_then(|found| found.modified()).ok()?.elapsed().ok();
+    if !named && lately().is_some_and(|past| past < PAUSE) {
         return;
     }
+    std::fs::write(&asked, "").or_debug("Slurm may be asked again soon");
     // It looks at them again itself: nothing that is open here is left to it.
     drop(scopes);
     let pruned = sys::spawn_detached(&[], || {
@@ -179,7 +192,7 @@ pub fn remove(scope: &ScopeDirectory, name: &str) -> Removal {
 
 fn remove_locks(scope: &ScopeDirectory, name: &str) {
     // Whoever waits for it sees that it is gone, and makes another.
-    if let Ok(Some(_lock)) = lock_file(&scope.dir, &format!("{LOCK}{name}"), false)
+    if let Ok(Some(_lock)) = lock_file(&scope.dir, &format!("{LOCK}{name}"))
         && !scope.has(name)
     {
         let _ = unlinkat(&scope.dir, server_lock(name), AtFlags::empty());

@@ -21,12 +21,14 @@ mod jobs;
 mod record;
 mod running;
 mod scope;
+mod waiting;
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, 
 use rustix::io::Errno;
 
 use crate::image::Loaded;
-use crate::options::{Named, Origin, RunOptions};
+use crate::options::{Named, Origin, RunOptions, Scope};
 use crate::plan::{Facts, NamedRoot, Plan};
 use crate::remove_tree;
 use crate::sandbox::{self, Namespaces, Owner, ServerLock};
@@ -86,10 +88,10 @@ pub struct Claim {
 
 /// Looks for the container that the options name, as the user wants it to be. Where it is there, its image is the one to use.
 pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
-    let Some(Named { name, directory, scope }) = &options.named else { return Ok(None) };
+    prune_in_background(options);
+    let Some(Named { name, directory, scope, .. }) = &options.named else { return Ok(None) };
     let ContainerName { name: text, mode } = name;
     let scope = ScopeDirectory::make(directory, scope)?;
-    jobs::prune_in_background(directory, scope.job());
     let lock = scope.lock(text)?;
     let record = Record::read(&scope, text)?;
     let refused = |why: &str| Failure::new(format!("the container \"{text}\" {why}"));
@@ -116,7 +118,7 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
             let mounts = user_mounts(options);
             let other_mounts = (!mounts.is_empty() && mounts != started.mounts).then(|| {
                 let option = options.user().name_of(Key::Mounts);
-                format!("the container \"{text}\" runs with other mounts, so {option} does not hold")
+                format!("the container \"{text}\" runs with other mounts: ignoring {option}")
             });
             let own = record.image()?;
             let note = other_image(text, &own, &options.image)?.or(other_mounts);
@@ -150,6 +152,17 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
     }
 }
 
+/// Every start of a container removes those of ended jobs, with a name or without.
+fn prune_in_background(options: &RunOptions) {
+    let Some(directory) = &options.containers else { return };
+    let own = match options.named.as_ref().map(|named| &named.scope) {
+        Some(Scope::Job(job)) => Some(*job),
+        Some(Scope::Global) => None,
+        None => std::env::var("SLURM_JOB_ID").ok().and_then(|job| job.parse().ok()),
+    };
+    jobs::prune_in_background(directory, own, options.named.is_some());
+}
+
 /// A step that has ended may take a moment until it is gone, with its file server first.
 const ENDING: Duration = Duration::from_secs(5);
 
@@ -181,7 +194,7 @@ fn suspendable_job(record: &Record) -> Option<String> {
 
 /// Where the container is or would be, and what it was made from, for `mizzen plan`.
 pub fn look(options: &mut RunOptions) -> Result<Option<NamedRoot>, Failure> {
-    let Some(Named { name, directory, scope }) = &options.named else { return Ok(None) };
+    let Some(Named { name, directory, scope, .. }) = &options.named else { return Ok(None) };
     let path = scope::path(directory, scope)?.join(&name.name);
     let writable = options.settings.writable.clone();
     let root = NamedRoot { directory: path, id: String::new(), writable };
@@ -239,12 +252,13 @@ impl Claim {
 
     /// What the container's root is to be, over this image.
     pub fn root(&mut self, options: &RunOptions, loaded: &Loaded) -> Result<NamedRoot, Failure> {
-        let id = self.id(&options.image, loaded)?;
+        let of_step = options.named.as_ref().is_some_and(|named| named.of_step);
+        let id = self.id(&options.image, loaded, of_step)?;
         Ok(NamedRoot { directory: self.directory(), id, writable: options.settings.writable.clone() })
     }
 
     /// Its own number, where it is there; else one for a new container.
-    fn id(&mut self, image: &ImageSource, loaded: &Loaded) -> Result<String, Failure> {
+    fn id(&mut self, image: &ImageSource, loaded: &Loaded, of_step: bool) -> Result<String, Failure> {
         let record = match &self.record {
             Some(record) => {
                 record
@@ -252,7 +266,7 @@ impl Claim {
                     .map_err(|failure| failure.about(format!("the container \"{}\"", self.name)))?;
                 record.clone()
             }
-            None => Record::new(image, loaded)?,
+            None => Record::new(image, loaded, of_step)?,
         };
         Ok(self.record.insert(record).id.clone())
     }
@@ -319,14 +333,12 @@ impl Running {
     }
 }
 
-/// Opens a lock's file and waits for the lock. A file that was removed meanwhile is no lock any more.
-fn lock_file(directory: &OwnedFd, name: &str, wait: bool) -> rustix::io::Result<Option<OwnedFd>> {
+/// Opens a lock's file and takes the lock, if nobody has it. A file that was removed meanwhile is no lock any more.
+fn lock_file(directory: &OwnedFd, name: &str) -> rustix::io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let operation =
-        if wait { FlockOperation::LockExclusive } else { FlockOperation::NonBlockingLockExclusive };
     loop {
-        let file = openat(directory, name, flags, Mode::from_raw_mode(0o600))?;
-        match flock(&file, operation) {
+        let file = File::from(openat(directory, name, flags, Mode::from_raw_mode(0o600))?);
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::INTR) => continue,
             Err(Errno::WOULDBLOCK) => return Ok(None),
@@ -334,9 +346,22 @@ fn lock_file(directory: &OwnedFd, name: &str, wait: bool) -> rustix::io::Result<
         }
         let named = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
         if named.is_ok_and(|named| rustix::fs::fstat(&file).is_ok_and(|own| own.st_ino == named.st_ino)) {
-            return Ok(Some(file));
+            // For who waits. Nothing depends on it.
+            let holder = format!("{:<10}", std::process::id());
+            let _ = file.write_all_at(holder.as_bytes(), 0);
+            return Ok(Some(file.into()));
         }
     }
+}
+
+/// Who has a lock, as far as they have said it.
+fn lock_holder(directory: &OwnedFd, name: &str) -> String {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut text = [0; 10];
+    let read = openat(directory, name, flags, Mode::empty()).map(File::from);
+    let length = read.map_or(0, |file| file.read_at(&mut text, 0).unwrap_or(0));
+    let text = String::from_utf8_lossy(&text[..length]).trim().to_owned();
+    if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() { text } else { "?".to_owned() }
 }
 
 /// Writes a file that appears when it is complete.

@@ -38,6 +38,9 @@ pub struct Record {
     file: Option<(u64, i64, i64)>,
     /// When it was made, in seconds since 1970.
     pub made: i64,
+    /// Whether a step of a job has made it.
+    #[serde(default)]
+    pub of_step: bool,
 }
 
 /// A start of a container, for those who enter it.
@@ -55,11 +58,17 @@ pub struct Started {
 
 impl Record {
     /// Of a container that is made now from this image.
-    pub fn new(image: &ImageSource, loaded: &Loaded) -> Result<Record, Failure> {
+    pub fn new(image: &ImageSource, loaded: &Loaded, of_step: bool) -> Result<Record, Failure> {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
             .map_err(|error| Failure::caused_by("cannot number a new container", error))?;
         let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
-        Ok(Record { id: id.trim().to_owned(), image: image.to_text(), file: file_of(image, loaded), made })
+        Ok(Record {
+            id: id.trim().to_owned(),
+            image: image.to_text(),
+            file: file_of(image, loaded),
+            made,
+            of_step,
+        })
     }
 
     /// That of the container of this name, if there is one.

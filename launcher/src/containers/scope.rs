@@ -8,7 +8,8 @@ use mizzen_core::Failure;
 use rustix::fs::{Dir, Mode, mkdirat};
 use rustix::io::Errno;
 
-use super::lock_file;
+use super::waiting::Wait;
+use super::{lock_file, lock_holder};
 use crate::image::shown;
 use crate::options::Scope;
 use crate::remove_tree::open_directory;
@@ -70,7 +71,7 @@ impl ScopeDirectory {
 
     /// All that there are of this user's.
     pub fn all(directory: &Path) -> Result<Vec<ScopeDirectory>, Failure> {
-        let (own, path) = own_directory::open(directory)?;
+        let Some((own, path)) = own_directory::find(directory)? else { return Ok(Vec::new()) };
         let path = path.join(CONTAINERS);
         let failed = |errno| Failure::caused_by(shown(&path), errno);
         let all = match open_directory(own.as_fd(), OsStr::new(CONTAINERS)) {
@@ -102,16 +103,22 @@ impl ScopeDirectory {
 
     /// Waits for the right to start or remove the container of this name. It ends with whoever has it.
     pub fn lock(&self, name: &str) -> Result<OwnedFd, Failure> {
-        let name = format!("{LOCK}{name}");
-        let locked = lock_file(&self.dir, &name, true);
-        let failed =
-            |errno| Failure::caused_by(format!("cannot lock {}", shown(&self.path.join(&name))), errno);
-        locked.map_err(failed)?.ok_or_else(|| failed(Errno::WOULDBLOCK))
+        let file = format!("{LOCK}{name}");
+        let mut wait = Wait::new(name);
+        loop {
+            let locked = lock_file(&self.dir, &file).map_err(|errno| {
+                Failure::caused_by(format!("cannot lock {}", shown(&self.path.join(&file))), errno)
+            })?;
+            match locked {
+                Some(lock) => return Ok(lock),
+                None => wait.pause(|| lock_holder(&self.dir, &file))?,
+            }
+        }
     }
 
     /// The same, if nobody has it.
     pub fn try_lock(&self, name: &str) -> Option<OwnedFd> {
-        lock_file(&self.dir, &format!("{LOCK}{name}"), false).ok().flatten()
+        lock_file(&self.dir, &format!("{LOCK}{name}")).ok().flatten()
     }
 
     /// Whether there is a container of this name.

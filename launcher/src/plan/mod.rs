@@ -169,7 +169,7 @@ impl Plan {
     ) -> Result<Plan, Failure> {
         let identity = Identity::new(host, options.settings.remap_root());
         let mut notes = host_libraries.notes.clone();
-        let mut mpi = mpi::decide(tree, metadata, host, &identity);
+        let mut mpi = mpi::decide(tree, metadata, host, &identity, options.compatible);
         notes.append(&mut mpi.notes);
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries, asked };
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
@@ -202,7 +202,7 @@ impl Plan {
             digest: metadata.digest.map(|digest| digest.to_string()),
             reference: options.image.reference().map(ToString::to_string),
             hostname: options.settings.hostname.as_ref().map(|name| name.as_str().to_owned()),
-            pytorch: pytorch::decide(options.settings.pytorch, &metadata.environment),
+            pytorch: pytorch::decide(options.settings.pytorch, &metadata.environment, options.compatible),
             remapped: options.settings.remap_root(),
         };
         let command = decide_command(options, &facts, tree, metadata, host);

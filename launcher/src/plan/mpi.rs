@@ -9,6 +9,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use mizzen_core::config::Compatible;
+
 use crate::elf::Library;
 use crate::host::Host;
 use crate::image::{Metadata, Tree, resolve};
@@ -61,8 +63,22 @@ impl Manager {
 const SESSION_DIRECTORIES: [&str; 3] =
     ["OMPI_MCA_orte_top_session_dir", "OMPI_MCA_orte_jobfam_session_dir", "PMIX_SERVER_TMPDIR"];
 
+/// What scripts for pyxis find set to the same as the server's variables. A PMIx library looks at these itself; as parameters
+/// they would have it complain about components that it lacks.
+const PARAMETERS: [(&str, &str); 3] = [
+    ("PMIX_SECURITY_MODE", "PMIX_MCA_psec"),
+    ("PMIX_GDS_MODULE", "PMIX_MCA_gds"),
+    ("PMIX_PTL_MODULE", "PMIX_MCA_ptl"),
+];
+
 /// Decides it; nothing is changed for a program that nobody has started as a rank.
-pub fn decide(tree: &dyn Tree, metadata: &Metadata, host: &Host, identity: &Identity) -> Mpi {
+pub fn decide(
+    tree: &dyn Tree,
+    metadata: &Metadata,
+    host: &Host,
+    identity: &Identity,
+    compatible: Compatible,
+) -> Mpi {
     let variable =
         |name: &str| host.environment.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let path = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -104,6 +120,14 @@ pub fn decide(tree: &dyn Tree, metadata: &Metadata, host: &Host, identity: &Iden
         && image.has_component("gds", first) == Some(false)
     {
         mpi.variables.push(("PMIX_GDS_MODULE".into(), "hash".into()));
+    }
+    if matches!(manager, Manager::Slurm) && compatible == Compatible::Pyxis {
+        for (server, parameter) in PARAMETERS {
+            let chosen = mpi.variables.iter().find(|(name, _)| name == server).map(|(_, value)| value);
+            if let Some(value) = chosen.or(variable(server)).cloned() {
+                mpi.variables.push((parameter.into(), value));
+            }
+        }
     }
     mpi.notes.extend(image.misfit(&manager, &version));
     mpi.notes.extend(image.newer_than_mpirun(tree, variable));

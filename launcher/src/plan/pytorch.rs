@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use mizzen_core::config::Compatible;
 use serde::{Deserialize, Serialize};
 
 /// What the maker of a PyTorch image leaves in its environment.
@@ -20,17 +21,24 @@ pub enum Pytorch {
     None,
     /// RANK and LOCAL_RANK, which no script can set for all tasks.
     Ranks,
-    /// All that `init_process_group("env://")` reads.
+    /// These, and of all that `init_process_group("env://")` reads what no script has set.
+    Missing,
+    /// All that it reads.
     All,
 }
 
-/// What holds: what the user says, or else what the image is.
-pub fn decide(asked: Option<bool>, image_environment: &[(OsString, OsString)]) -> Pytorch {
-    match asked {
-        Some(true) => Pytorch::All,
-        Some(false) => Pytorch::None,
-        None if image_environment.iter().any(|(name, _)| name == VERSION_VARIABLE) => Pytorch::Ranks,
-        None => Pytorch::None,
+/// What holds: what the user says, or else what the image is. Sites with pyxis have enroot's hook for such images, which sets all.
+pub fn decide(
+    asked: Option<bool>,
+    image_environment: &[(OsString, OsString)],
+    compatible: Compatible,
+) -> Pytorch {
+    let of_pytorch = || image_environment.iter().any(|(name, _)| name == VERSION_VARIABLE);
+    match (asked, compatible) {
+        (Some(true), _) => Pytorch::All,
+        (None, Compatible::Pyxis) if of_pytorch() => Pytorch::Missing,
+        (None, Compatible::Mizzen) if of_pytorch() => Pytorch::Ranks,
+        (Some(false) | None, _) => Pytorch::None,
     }
 }
 
@@ -40,7 +48,7 @@ pub fn variables(wanted: Pytorch, host: &[(OsString, OsString)]) -> Vec<(&'stati
     let number = |name: &str| value(name)?.to_str()?.parse::<u64>().ok();
     let Some(step) = number("SLURM_STEP_ID").filter(|_| wanted != Pytorch::None) else { return Vec::new() };
     let mut found = vec![("RANK", value("SLURM_PROCID")), ("LOCAL_RANK", value("SLURM_LOCALID"))];
-    if wanted == Pytorch::All {
+    if matches!(wanted, Pytorch::Missing | Pytorch::All) {
         let nodes = value("SLURM_STEP_NODELIST").or_else(|| value("SLURM_JOB_NODELIST"));
         let port = number("SLURM_JOB_ID").map(|job| {
             // Steps of one job that run at the same time have different ones.
@@ -53,7 +61,12 @@ pub fn variables(wanted: Pytorch, host: &[(OsString, OsString)]) -> Vec<(&'stati
             ("MASTER_PORT", port),
         ]);
     }
-    found.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    let holds = |name: &str| wanted == Pytorch::Missing && !name.ends_with("RANK") && value(name).is_some();
+    found
+        .into_iter()
+        .filter(|(name, _)| !holds(name))
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
 }
 
 /// The first name of one of Slurm's lists of nodes: `gpu01` of `gpu[01-04,07],cpu3`.
@@ -84,9 +97,16 @@ mod tests {
     #[test]
     fn an_option_or_the_image_asks_for_them() {
         let image = pairs(&[(VERSION_VARIABLE, "2.5.1")]);
-        assert_eq!(decide(None, &image), Pytorch::Ranks);
-        assert_eq!(decide(None, &[]), Pytorch::None);
-        assert_eq!((decide(Some(true), &[]), decide(Some(false), &image)), (Pytorch::All, Pytorch::None));
+        let (ours, pyxis) = (Compatible::Mizzen, Compatible::Pyxis);
+        assert_eq!(
+            (decide(None, &image, ours), decide(None, &image, pyxis)),
+            (Pytorch::Ranks, Pytorch::Missing)
+        );
+        for compatible in [ours, pyxis] {
+            assert_eq!(decide(None, &[], compatible), Pytorch::None);
+            assert_eq!(decide(Some(true), &[], compatible), Pytorch::All);
+            assert_eq!(decide(Some(false), &image, compatible), Pytorch::None);
+        }
     }
 
     #[test]
@@ -108,6 +128,10 @@ mod tests {
         let all = "RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 MASTER_ADDR=node3 MASTER_PORT=61003";
         assert_eq!(text(Pytorch::All, &task), all);
         assert_eq!(text(Pytorch::None, &task), "");
+        assert_eq!(text(Pytorch::Missing, &task), all);
+        let own = [task.clone(), pairs(&[("MASTER_ADDR", "mine"), ("RANK", "7")])].concat();
+        assert_eq!(text(Pytorch::Missing, &own), "RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 MASTER_PORT=61003");
+        assert_eq!(text(Pytorch::All, &own), all);
         let script = pairs(&[("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0")]);
         assert_eq!(text(Pytorch::All, &script), "");
     }

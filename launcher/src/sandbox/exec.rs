@@ -50,7 +50,7 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     chdir(&workdir.value).map_err(|errno| {
         wait_for_watcher_report(errno);
         let shown = quote(workdir.value.as_os_str().as_bytes());
-        let failure = Failure::caused_by(format!("cannot start in {shown} ({})", workdir.why), errno);
+        let failure = Failure::caused_by(format!("{}: cannot start in {shown}", workdir.why), errno);
         match dangling_link(&workdir.value) {
             Some(why) => failure.hint(why),
             None => failure.or_hint(INSIDE),
@@ -59,7 +59,7 @@ fn prepare(program: &Program) -> Result<(Vec<CString>, Vec<CString>), Failure> {
     // A descriptor that the caller has left open leads out (/proc/self/fd/N), and an image may name it.
     if !getcwd(Vec::new()).is_ok_and(|path| path.as_bytes().starts_with(b"/")) {
         let shown = quote(workdir.value.as_os_str().as_bytes());
-        let message = format!("cannot start in {shown} ({}): it is not in the container", workdir.why);
+        let message = format!("{}: cannot start in {shown}: it is not in the container", workdir.why);
         return Err(Failure::new(message).hint(INSIDE));
     }
     let text = |text: &OsStr| {

@@ -22,7 +22,7 @@ struct Manager {
 
 /// The first whose variables are all there is the innermost: mpirun may run in a step of Slurm, whose variables its ranks
 /// have too.
-const MANAGERS: [Manager; 7] = [
+const MANAGERS: [Manager; 8] = [
     // Open MPI
     Manager {
         rank: "OMPI_COMM_WORLD_RANK",
@@ -37,7 +37,14 @@ const MANAGERS: [Manager; 7] = [
         local_rank: "MPI_LOCALRANKID",
         job: &["PMI_JOBID"],
     },
-    // HPE's PALS
+    // HPE's PALS; its mpiexec has PMI_… beside, unless it is told to use PMIx or nothing
+    Manager {
+        rank: "PALS_RANKID",
+        local_size: "PALS_LOCAL_SIZE",
+        local_rank: "PALS_LOCAL_RANKID",
+        job: &["PALS_APID"],
+    },
+    // Cray's PMI, whoever has started the ranks
     Manager {
         rank: "PMI_RANK",
         local_size: "PMI_LOCAL_SIZE",
@@ -56,7 +63,7 @@ const MANAGERS: [Manager; 7] = [
         rank: "JSM_NAMESPACE_RANK",
         local_size: "JSM_NAMESPACE_LOCAL_SIZE",
         local_rank: "JSM_NAMESPACE_LOCAL_RANK",
-        job: &["JSM_NAMESPACE_ID"],
+        job: &["JSM_NAMESPACE_ID", "PMIX_NAMESPACE"],
     },
     // srun --mpi=pmix, and srun --mpi=pmi2
     Manager {
@@ -194,6 +201,13 @@ mod tests {
         assert_eq!(found(&[&in_step, &openmpi[..]].concat()).map(|found| found.0), Some(4));
         let mpich = [("PMI_ID", "4"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0")];
         assert_eq!(found(&mpich), Some((2, true, String::new())));
+        let pals = [
+            ("PALS_RANKID", "7"),
+            ("PALS_LOCAL_RANKID", "3"),
+            ("PALS_LOCAL_SIZE", "4"),
+            ("PALS_APID", "a-b"),
+        ];
+        assert_eq!(found(&pals), Some((4, false, "PALS_APID=\"a-b\" ".to_owned())));
         let pmi2 = [("PMI_RANK", "0"), ("PMI_JOBID", "7.0"), ("SLURM_STEP_TASKS_PER_NODE", "3")];
         assert_eq!(found(&pmi2), Some((3, true, "PMI_JOBID=\"7.0\" ".to_owned())));
         assert_eq!(found(&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "many")]), None);

@@ -19,23 +19,50 @@ const NAMES: u32 = 16;
 /// Opens the user's directory, and makes it: the first that is there of the names that it may have, else under the first
 /// that nobody has taken.
 pub fn open(directory: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
+    let mut taken = None;
+    for make in [false, true] {
+        if let Some(own) = look(directory, make, &mut taken)? {
+            return Ok(own);
+        }
+    }
+    let path = directory.join(names().next().unwrap_or_default());
+    Err(taken.unwrap_or_else(|| Failure::new(format!("{}: cannot be made", shown(&path)))))
+}
+
+/// Opens it, if it is there.
+pub fn find(directory: &Path) -> Result<Option<(OwnedFd, PathBuf)>, Failure> {
+    look(directory, false, &mut None)
+}
+
+/// The names that it may have.
+fn names() -> impl Iterator<Item = String> {
+    let name = format!("mizzen-{}", geteuid());
+    let further = (1..NAMES).map({
+        let name = name.clone();
+        move |number| format!("{name}.{number}")
+    });
+    std::iter::once(name).chain(further)
+}
+
+/// `taken` gets why the first of the names cannot be used that somebody else has.
+fn look(
+    directory: &Path,
+    make: bool,
+    taken: &mut Option<Failure>,
+) -> Result<Option<(OwnedFd, PathBuf)>, Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let all = openat(CWD, directory, flags, Mode::empty())
         .map_err(|errno| Failure::new(format!("{}: {}", shown(directory), describe(errno))))?;
-    let name = format!("mizzen-{}", geteuid());
-    let further = (1..NAMES).map(|number| format!("{name}.{number}"));
-    let names: Vec<String> = std::iter::once(name.clone()).chain(further).collect();
-    let mut taken = None;
-    for make in [false, true] {
-        for name in &names {
-            match open_own(&all, directory, name, make)? {
-                Own::Opened(dir) => return Ok((dir, directory.join(name))),
-                Own::Missing => {}
-                Own::Taken(failure) => taken = taken.or(Some(failure)),
+    for name in names() {
+        match open_own(&all, directory, &name, make)? {
+            Own::Opened(dir) => return Ok(Some((dir, directory.join(name)))),
+            Own::Missing => {}
+            Own::Taken(failure) => {
+                taken.get_or_insert(failure);
             }
         }
     }
-    Err(taken.unwrap_or_else(|| Failure::new(format!("{}: cannot be made", shown(&directory.join(name))))))
+    Ok(None)
 }
 
 /// What there is under a name that a user's directory may have.

@@ -1,6 +1,7 @@
 //! The few system calls that no crate wraps safely. The only unsafe code of the launcher. Runs as the user.
 #![allow(unsafe_code)]
 
+mod ended;
 mod inherited;
 mod leases;
 mod mapped;
@@ -17,6 +18,7 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
+pub use ended::{end_of, end_of_self, is_missing};
 pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace};
 pub use leases::{is_open_elsewhere, is_written};
 pub use mapped::Mapped;
@@ -353,7 +355,7 @@ pub fn wait_for_end(pid: i32) {
             let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
             while poll(&mut ended, PollTimeout::NONE) == Err(Errno::EINTR) {}
         }
-        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+        Err(error) if is_missing(&error) => {
             std::thread::sleep(std::time::Duration::from_millis(200));
         }
         // It has ended.
