@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use mizzen_core::config::{Compatible, Source};
+use mizzen_core::config::Compatible;
 use mizzen_core::failure::{quote, quote_reference};
 use mizzen_core::options::{EnvOption, MountOption, parse_env, parse_mount};
 use mizzen_core::request::ImageSource;
@@ -40,7 +40,7 @@ pub fn run(words: impl Iterator<Item = OsString>) -> ExitCode {
         Err(error) => return told_by_clap(&error, runs),
     };
     note_variables();
-    let loaded = Config::load(&Source::Default);
+    let loaded = Config::of_this_machine();
     let config = match loaded {
         Ok(config) => config,
         Err(failure) if runs => return ran(Err(failure)),

@@ -9,7 +9,8 @@ use anyhow::{Result, bail};
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::release::hpc_rootfs;
 use mizzen_tests::{
-    Cluster, Release, User, bench, browser, demo, init, machine, messages, record, repository, supervise, vm,
+    Cluster, Release, User, bench, browser, demo, fleet, init, machine, messages, record, repository,
+    supervise, vm,
 };
 
 const USAGE: &str = "\
@@ -18,6 +19,7 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster demo [tensorflow|pytorch]  that example, on a two-node cluster
        vcluster bench [slurm|staging|import|mpi]  mizzen beside its peers; or only steps, copies, imports, or messages between ranks
        vcluster browse                   target/book, in a headless browser
+       vcluster fleet                    the Ansible role of packaging/ansible, on clusters that know nothing of mizzen
        vcluster messages                 docs/messages.md, from the sources
        vcluster record                   docs/run.svg, the picture of a session
        vcluster bench read-through [starts]  first starts of a large image on a slow file system
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         ["bench", "import"] => bench::run_import(25),
         ["bench", "mpi"] => bench::run_mpi(25),
         ["browse"] => browser::browse(),
+        ["fleet"] => fleet::run(),
         ["messages"] => messages::page(&repository())
             .and_then(|page| Ok(std::fs::write(repository().join("docs/messages.md"), page)?)),
         ["record"] => record::record(),
