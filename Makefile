@@ -1,5 +1,5 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install stage stage-inject deps root demo demo-tensorflow demo-pytorch cluster test test-long \
+.PHONY: help build portable install uninstall deb rpm dist packages-test stage stage-inject deps root demo demo-tensorflow demo-pytorch cluster test test-long \
   releases bench bench-training fuzz fuzzers lint msrv bindings docs docs-test clean
 
 PREFIX     ?= /usr/local
@@ -11,8 +11,10 @@ SHARE       = $(DESTDIR)$(PREFIX)/share
 GLIBC := 2.28
 HOST  := $(shell rustc -vV | sed -n 's/^host: //p')
 TOOLS := target/tools
-# Where `install` takes the programs from.
-FROM  ?= target/release
+# Where `install` takes the programs from, which of them writes the man pages, and where it takes the settings from.
+FROM   ?= target/release
+MIZZEN ?= $(FROM)/mizzen
+CONF   ?= conf
 # yes: `install` makes the link `enroot` too, for scripts that have the words of that command.
 ENROOT ?= no
 # release, or quick: built in seconds after an edit, and a little slower.
@@ -23,7 +25,7 @@ PAIRS ?= 10
 SECONDS ?= 60
 # What `mizzen --version` says: the commit as well, where there is a repository.
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-COMMIT  := $(shell git rev-parse --short=10 HEAD 2>/dev/null)
+COMMIT  := $(shell git rev-parse --short=10 HEAD 2>/dev/null || sed -n 's/^\([0-9a-f]\{10\}\).*/\1/p' packaging/commit)
 export MIZZEN_BUILD := $(VERSION)$(if $(COMMIT), ($(COMMIT)))
 # make's own flags name descriptors that cargo does not get, and cargo would warn of that.
 CARGO := env -u MAKEFLAGS cargo
@@ -40,6 +42,10 @@ help:
 	@echo 'make build      target/release/mizzen, mizzen-import and libspank_mizzen.so'
 	@echo 'make portable   the same for every distribution with glibc $(GLIBC) or newer: target/portable/'
 	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM) ENROOT=$(ENROOT)'
+	@echo 'make uninstall  the same PREFIX, SYSCONFDIR and DESTDIR; settings that were changed stay'
+	@echo 'make deb, make rpm   packages of the portable build, in $(DIST)/'
+	@echo 'make dist       both, the sources and SHA256SUMS; RELEASE.md says what belongs before it'
+	@echo 'make packages-test   both installed, used, upgraded and removed on throw-away clusters (root)'
 	@echo 'make docs       the documents as a book: target/book/index.html'
 	@echo 'make docs-test  the book in a browser: nothing overflows, nothing is missing'
 	@echo 'make lint       formatting and clippy'
@@ -57,46 +63,73 @@ build:
 	$(STATIC)
 	install -D -t target/release target/static/$(HOST)/release/mizzen
 
+# New files come by rename: steps that run keep the old ones, and no step finds half of one.
+define put
+install -D -m $(3) $(1) $(DESTDIR)$(PREFIX)/$(2).new && mv -T $(DESTDIR)$(PREFIX)/$(2).new $(DESTDIR)$(PREFIX)/$(2)
+endef
+FOR_PREFIX := sed 's|@PREFIX@|$(PREFIX)|g; s|@SYSCONFDIR@|$(SYSCONFDIR)|g'
+SETTINGS    = $(patsubst $(CONF)/%,%,$(wildcard $(CONF)/mizzen.toml $(CONF)/host.d/*.toml))
+PLUGSTACK   = $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
+
+# What an administrator has changed stays. The line that loads the plugin comes last.
 install:
-	install -D -m 755 $(FROM)/libspank_mizzen.so $(DESTDIR)$(PREFIX)/lib/mizzen/spank_mizzen.so
-	install -D -m 755 $(FROM)/mizzen $(DESTDIR)$(PREFIX)/bin/mizzen
+	$(call put,$(FROM)/libspank_mizzen.so,lib/mizzen/spank_mizzen.so,644)
+	$(call put,$(FROM)/mizzen,bin/mizzen,755)
 	ln -sf ../../bin/mizzen $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-enter
 	test '$(ENROOT)' != yes || ln -sf mizzen $(DESTDIR)$(PREFIX)/bin/enroot
-	install -D -m 755 $(FROM)/mizzen-import $(DESTDIR)$(PREFIX)/lib/mizzen/mizzen-import
-	test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml || \
-	  install -D -m 644 conf/mizzen.toml $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.toml
-	install -d $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d
-	for rule in conf/host.d/*.toml; do \
-	  test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d/$${rule##*/} || \
-	    install -m 644 $$rule $(DESTDIR)$(SYSCONFDIR)/mizzen/host.d || exit 1; \
-	done
-	install -d $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d
-	sed 's|@PREFIX@|$(PREFIX)|' conf/plugstack.conf.d/mizzen.conf \
-	  > $(DESTDIR)$(SYSCONFDIR)/slurm/plugstack.conf.d/mizzen.conf
+	$(call put,$(FROM)/mizzen-import,lib/mizzen/mizzen-import,755)
 	install -d $(addprefix $(SHARE)/man/,man1 man5 man7) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
-	  $(SHARE)/fish/vendor_completions.d
-	$(FROM)/mizzen man $(SHARE)/man/man1
+	  $(SHARE)/fish/vendor_completions.d $(SHARE)/mizzen/apparmor $(SHARE)/doc/mizzen
+	$(MIZZEN) man $(SHARE)/man/man1
 	mv $(SHARE)/man/man1/*.5 $(SHARE)/man/man5
 	mv $(SHARE)/man/man1/*.7 $(SHARE)/man/man7
-	$(FROM)/mizzen completions bash > $(SHARE)/bash-completion/completions/mizzen
-	$(FROM)/mizzen completions zsh > $(SHARE)/zsh/site-functions/_mizzen
-	$(FROM)/mizzen completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish
+	$(MIZZEN) completions bash > $(SHARE)/bash-completion/completions/mizzen
+	$(MIZZEN) completions zsh > $(SHARE)/zsh/site-functions/_mizzen
+	$(MIZZEN) completions fish > $(SHARE)/fish/vendor_completions.d/mizzen.fish
+	install -m 644 $(CONF)/mizzen.toml $(CONF)/job_submit.lua $(SHARE)/doc/mizzen
+	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/apparmor/mizzen > $(SHARE)/mizzen/apparmor/mizzen
+	install -d $(DESTDIR)$(SYSCONFDIR)/mizzen/mizzen.d
+	for file in $(SETTINGS); do \
+	  test -e $(DESTDIR)$(SYSCONFDIR)/mizzen/$$file || \
+	    install -D -m 644 $(CONF)/$$file $(DESTDIR)$(SYSCONFDIR)/mizzen/$$file || exit 1; \
+	done
+	$(FOR_PREFIX) packaging/plugstack.sh > $(DESTDIR)$(PREFIX)/lib/mizzen/plugstack
+	chmod 755 $(DESTDIR)$(PREFIX)/lib/mizzen/plugstack
+	$(FOR_PREFIX) $(CONF)/plugstack.conf.d/mizzen.conf > $(SHARE)/mizzen/plugstack.conf
+	test -e $(PLUGSTACK) || install -D -m 644 $(SHARE)/mizzen/plugstack.conf $(PLUGSTACK)
+
+# In the opposite order.
+uninstall:
+	DESTDIR='$(DESTDIR)' sh $(DESTDIR)$(PREFIX)/lib/mizzen/plugstack disable
+	! cmp -s $(PLUGSTACK).removed $(SHARE)/mizzen/plugstack.conf || rm $(PLUGSTACK).removed
+	for file in $(SETTINGS); do \
+	  ! cmp -s $(CONF)/$$file $(DESTDIR)$(SYSCONFDIR)/mizzen/$$file || rm $(DESTDIR)$(SYSCONFDIR)/mizzen/$$file || exit 1; \
+	done
+	test "$$(readlink $(DESTDIR)$(PREFIX)/bin/enroot)" != mizzen || rm $(DESTDIR)$(PREFIX)/bin/enroot
+	rm -f $(DESTDIR)$(PREFIX)/bin/mizzen $(SHARE)/man/man[157]/mizzen[-.]* $(SHARE)/bash-completion/completions/mizzen \
+	  $(SHARE)/zsh/site-functions/_mizzen $(SHARE)/fish/vendor_completions.d/mizzen.fish
+	rm -rf $(DESTDIR)$(PREFIX)/lib/mizzen $(SHARE)/mizzen $(SHARE)/doc/mizzen
+	rmdir --ignore-fail-on-non-empty $(wildcard $(addprefix $(DESTDIR)$(SYSCONFDIR)/mizzen,/host.d /mizzen.d /))
 
 # The plugin must run in the distribution's Slurm, so it is linked against an old glibc. The launcher has musl, where the
 # toolchain has that: it starts a third of a millisecond faster in virtual machines, where glibc's questions to the CPU are
 # dear, and every task starts it. The importer goes with it.
 MUSL := $(subst -gnu,-musl,$(HOST))
+# Where cargo builds, and where what it has built goes.
+BUILT    := target
+PORTABLE := target/portable
 ZIGBUILD := PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(CARGO) zigbuild
 portable: $(TOOLS)/ready
-	$(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p spank-mizzen
-	install -D -t target/portable target/$(HOST)/$(PROFILE)/libspank_mizzen.so
+	$(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p spank-mizzen --target-dir $(BUILT)
+	install -D -t $(PORTABLE) $(BUILT)/$(HOST)/$(PROFILE)/libspank_mizzen.so
 	if [ -d "$$(rustc --print target-libdir --target $(MUSL))" ]; then \
-	  RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --profile $(PROFILE) --target $(MUSL) -p mizzen -p mizzen-import && \
-	  install -t target/portable $(addprefix target/$(MUSL)/$(PROFILE)/,mizzen mizzen-import); \
+	  RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --profile $(PROFILE) --target $(MUSL) -p mizzen -p mizzen-import \
+	    --target-dir $(BUILT) && \
+	  install -t $(PORTABLE) $(addprefix $(BUILT)/$(MUSL)/$(PROFILE)/,mizzen mizzen-import); \
 	else \
-	  $(STATIC) && install -t target/portable target/static/$(HOST)/$(PROFILE)/mizzen && \
-	  $(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p mizzen-import && \
-	  install -t target/portable target/$(HOST)/$(PROFILE)/mizzen-import; \
+	  $(STATIC) && install -t $(PORTABLE) target/static/$(HOST)/$(PROFILE)/mizzen && \
+	  $(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p mizzen-import --target-dir $(BUILT) && \
+	  install -t $(PORTABLE) $(BUILT)/$(HOST)/$(PROFILE)/mizzen-import; \
 	fi
 
 $(TOOLS)/ready: packaging/portable.txt
@@ -196,6 +229,8 @@ docs-test: deps docs
 
 $(TOOLS)/bin/mdbook:
 	$(CARGO) install -q --locked --root $(TOOLS) --version $(MDBOOK) --no-default-features --features search mdbook
+
+include packaging/packages.mk
 
 lint:
 	$(CARGO) fmt --all --check

@@ -11,7 +11,7 @@
 //! | task_exit            |                             | report the failure         |                             |
 //! | exit                 |                             | log the outcome, close     |                             |
 //!
-//! In slurmd every hook does nothing. How a failure in each of them reaches the user is in `spank/mod.rs`, which is also the
+//! In slurmd init logs which build it is; every other hook does nothing. How a failure in each of them reaches the user is in `spank/mod.rs`, which is also the
 //! only file that talks to Slurm.
 
 mod broadcast;
@@ -56,8 +56,10 @@ enum Context {
     Client,
     /// slurmstepd as root, and its tasks as the user.
     Stepd,
-    /// slurmd, or the slurmstepd of a prolog or epilog.
+    /// slurmd.
     Slurmd,
+    /// The slurmstepd of a prolog or epilog.
+    Script,
 }
 
 /// Does what the table says.
@@ -65,6 +67,7 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
     match (hook, context) {
         (Hook::Init, Context::Client) => client::register_options(spank),
         (Hook::Init, Context::Stepd) => options::register(spank),
+        (Hook::Init, Context::Slurmd) => node::log_build(),
         (Hook::InitPostOpt, Context::Client) => client::make_request(spank),
         (Hook::InitPostOpt, Context::Stepd) => node::open_channel(spank),
         (Hook::LocalUserInit, Context::Client) => broadcast::send(spank),
@@ -77,7 +80,7 @@ fn dispatch(hook: Hook, context: Context, spank: &Spank) -> Result<(), Failure> 
             Hook::TaskInitPrivileged | Hook::TaskPostFork | Hook::TaskInit | Hook::TaskExit | Hook::Exit,
             Context::Client,
         ) => Ok(()),
-        (Hook::LocalUserInit, Context::Stepd) | (_, Context::Slurmd) => Ok(()),
+        (Hook::LocalUserInit, Context::Stepd) | (_, Context::Slurmd | Context::Script) => Ok(()),
     }
 }
 
@@ -86,7 +89,7 @@ fn container_wanted(context: Context, spank: &Spank) -> bool {
     match context {
         Context::Client => client::container_wanted(),
         Context::Stepd => requested::container_wanted(spank),
-        Context::Slurmd => false,
+        Context::Slurmd | Context::Script => false,
     }
 }
 

@@ -6,13 +6,19 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use mizzen_core::handover::{self, Accounts, Role};
 use mizzen_core::request_summary::Summary;
-use mizzen_core::{Failure, Handover, Request, node_name_from};
+use mizzen_core::{Failure, Handover, Request, build, node_name_from};
 use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::channel::StepdChannel;
 use crate::requested::{container_wanted, request};
 use crate::spank::{self, Spank, Step};
 use crate::{crontab, multi_prog, oci, other_nodes, requested, state, userns};
+
+/// slurmd, when it starts: which build the node has. (20.11 does not get here; a step's line has it, too.)
+pub fn log_build() -> Result<(), Failure> {
+    spank::log_info(&format!("version {} is loaded", build::NAME));
+    Ok(())
+}
 
 /// slurmstepd, before any task exists: opens the channel over which the tasks find each other.
 pub fn open_channel(spank: &Spank) -> Result<(), Failure> {
@@ -27,7 +33,7 @@ pub fn open_channel(spank: &Spank) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     let step = spank.step_name().unwrap_or_default();
-    spank::log_info(&format!("step {step} starts in {asked}"));
+    spank::log_info(&format!("{}: step {step} starts in {asked}", build::NAME));
     let channel = StepdChannel::open()?;
     state::lock().channel = Some(channel);
     Ok(())
@@ -191,6 +197,9 @@ pub fn close_channel(spank: &Spank) -> Result<(), Failure> {
     let Some(channel) = state::lock().channel.take() else { return Ok(()) };
     if let Some(ready) = channel.report().ready() {
         spank::log_info(&ready);
+    }
+    if let Some(work) = channel.report().work() {
+        spank::log_info(&work);
     }
     channel.close(spank.identity().ok().map(|(uid, gid, _)| (uid, gid)));
     Ok(())

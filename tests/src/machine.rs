@@ -105,8 +105,12 @@ fn make_root(name: &str, order: &Order) -> Result<PathBuf> {
         mount(Some("tmpfs"), &root.join(dir), Some("tmpfs"), MsFlags::empty(), Some(options))?;
     }
     let shared_dir = if order.spec.shared == SharedFs::Fuse { "run/shared-backing" } else { "shared" };
+    if order.spec.own_etc_slurm {
+        copy_slurm_files(&shared.join("etc-slurm"), &root.join("etc/slurm"))?;
+    } else {
+        bind(&shared.join("etc-slurm"), &root.join("etc/slurm"))?;
+    }
     for (source, place) in [
-        (shared.join("etc-slurm"), "etc/slurm"),
         (shared.join("home"), "home"),
         (shared.join("run-munge"), "run/munge"),
         (shared.join("shared"), shared_dir),
@@ -127,6 +131,17 @@ fn make_root(name: &str, order: &Order) -> Result<PathBuf> {
         fs::write(root.join("etc/mizzen/mizzen.toml"), text)?;
     }
     Ok(root)
+}
+
+/// All but plugstack.conf, which is as Slurm's packages have it.
+fn copy_slurm_files(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from)? {
+        let (file, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        if name != "plugstack.conf" {
+            fs::copy(file, to.join(name))?;
+        }
+    }
+    Ok(())
 }
 
 /// What every machine has in /dev where it does not come from the kernel's devtmpfs.

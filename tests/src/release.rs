@@ -93,6 +93,27 @@ pub fn make_rootfs(debian: &str, name: &str, packages: &str) -> Result<PathBuf> 
     make_tree("minbase", "main", debian, name, packages)
 }
 
+/// A machine of Debian bookworm as the tests of packages want it: it has rpm, too, and an AppArmor that knows no user namespaces.
+pub fn packages_rootfs() -> Result<PathBuf> {
+    make_rootfs("bookworm", "packages", &format!("{PACKAGES},rpm,apparmor"))
+}
+
+/// A machine of an Ubuntu release with the Slurm of that. Debian vouches for the keys of Ubuntu's archive.
+pub fn ubuntu_rootfs(ubuntu: &str) -> Result<PathBuf> {
+    let keys = extract_packages("trixie", "ubuntu-keyring", "ubuntu-keyring")?;
+    let packages = format!("{PACKAGES},apt,apparmor"); // there, apt is no part of "minbase"
+    make_once(&format!("slurm-{ubuntu}"), &packages, |root| {
+        eprintln!("making a root file system: Ubuntu {ubuntu} with {packages} ...");
+        let mut make = Command::new("mmdebstrap");
+        make.args(["--variant=minbase", "--components=main universe", "--quiet"])
+            .arg(format!("--keyring={}/usr/share/keyrings/ubuntu-archive-keyring.gpg", keys.display()))
+            .arg(format!("--include={packages}"))
+            .arg(ubuntu)
+            .arg(root); // from where mmdebstrap knows that Ubuntu is
+        run_tool(&mut make).map(drop)
+    })
+}
+
 /// The files of packages that Debian has outside its main component too, and of what they depend on, as they are in the
 /// packages: `target/rootfs/NAME-DEBIAN`, to be laid below a root file system of the same release.
 pub fn extract_packages(debian: &str, name: &str, packages: &str) -> Result<PathBuf> {

@@ -64,6 +64,8 @@ pub struct Spec {
     pub plugstack: Vec<String>,
     /// Lines of slurm.conf; a key replaces the default of the same name.
     pub slurm_conf: Vec<String>,
+    /// Every machine has an /etc/slurm of its own, with what Slurm's packages have put there, and `plugstack` does not count.
+    pub own_etc_slurm: bool,
     /// Further files in /etc/slurm: name and content.
     pub slurm_files: Vec<(String, String)>,
     /// Content of /etc/mizzen/mizzen.toml; None leaves the installed file.

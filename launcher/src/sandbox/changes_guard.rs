@@ -83,7 +83,7 @@ fn guard(parent: BorrowedFd, name: &OsStr) -> Result<PipeWriter, (&'static str, 
 }
 
 fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) -> io::Result<PipeWriter> {
-    let program = sys::pidfd_of_self()?;
+    let program = sys::end_of_self()?;
     let (closed, guard) = io::pipe()?;
     sys::spawn_detached(&[program.as_fd(), closed.as_fd(), parent, directory], || {
         let mut ended = [PollFd::new(program.as_fd(), PollFlags::POLLIN)];

@@ -321,7 +321,7 @@ pub fn restrict(mounted: BorrowedFd, shown: &Path, flags: MsFlags) -> Result<(),
     let set =
         attributes.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, attribute)| attribute).sum();
     let outcome = match sys::restrict_mounts(mounted, set) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+        Err(error) if sys::is_missing(&error) => {
             debug!("no mount_setattr: mounts are restricted one by one");
             restrict_one_by_one(mounted, flags)
         }

@@ -162,13 +162,16 @@ impl ContainerProcesses {
             signalled.insert(0);
         }
         for process in self.list() {
+            let by_number =
+                || Pid::from_raw(process).is_some_and(|process| kill_process(process, signal).is_ok());
             let sent = match sys::pidfd_of(process) {
                 // The number may have been another's when it was opened.
-                Ok(held) => self.contain(process) && pidfd_send_signal(&held, signal).is_ok(),
-                // Before Linux 5.3 nothing can be held.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
-                    Pid::from_raw(process).is_some_and(|process| kill_process(process, signal).is_ok())
+                Ok(held) => {
+                    self.contain(process)
+                        && (pidfd_send_signal(&held, signal).is_ok() || is_alive(&held) && by_number())
                 }
+                // Before Linux 5.3 nothing can be held.
+                Err(error) if sys::is_missing(&error) => by_number(),
                 Err(_) => false,
             };
             if sent {

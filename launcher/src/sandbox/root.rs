@@ -130,15 +130,18 @@ fn mount_image(source: Source, directory: Option<OwnedFd>, place: &Path) -> Resu
     match (source, directory) {
         // With these flags from the start.
         (Source::Served(server), _) => return server.mount(place),
-        (Source::Mount(mount), _) => {
+        (Source::Mount(mount), directory) => {
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-            move_mount(mount, "", rustix::fs::CWD, place, flags)
-                .map_err(|errno| Failure::caused_by("cannot put the image's mount in its place", errno))?;
+            match (move_mount(mount, "", rustix::fs::CWD, place, flags), directory) {
+                (Ok(()), _) => {}
+                // A filter may know the one call and not the other.
+                (Err(Errno::NOSYS | Errno::PERM), Some(directory)) => bind_image(&directory, place)?,
+                (Err(errno), _) => {
+                    return Err(Failure::caused_by("cannot put the image's mount in its place", errno));
+                }
+            }
         }
-        (Source::Directory(..), Some(directory)) => {
-            bind(directory.as_fd(), open_directory(place)?.as_fd())
-                .map_err(|errno| Failure::caused_by("cannot bind the image's directory", errno))?;
-        }
+        (Source::Directory(..), Some(directory)) => bind_image(&directory, place)?,
         (Source::Directory(..), None) => {}
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
@@ -147,6 +150,11 @@ fn mount_image(source: Source, directory: Option<OwnedFd>, place: &Path) -> Resu
     // Also in a container that follows the host elsewhere.
     propagate(mounted.as_fd(), MsFlags::MS_PRIVATE | MsFlags::MS_REC)
         .map_err(|errno| Failure::caused_by("cannot make the image's mounts private", errno))
+}
+
+fn bind_image(directory: &OwnedFd, place: &Path) -> Result<(), Failure> {
+    bind(directory.as_fd(), open_directory(place)?.as_fd())
+        .map_err(|errno| Failure::caused_by("cannot bind the image's directory", errno))
 }
 
 /// Moves to a root directory of our own, a tmpfs with the host's root below it. Were the root put together on a
@@ -188,10 +196,21 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
     let lower = mount_point_layer(plan, image)?;
     let options = format!("{lower},upperdir=/changes/upper,workdir=/changes/work,userxattr");
     overlay(&options, MsFlags::empty()).map_err(|errno| {
-        Failure::caused_by("--writable: cannot mount an overlay", errno)
-            .or_hint("overlays in user namespaces need Linux 5.11; run without --writable")
+        let failure = Failure::caused_by("--writable: cannot mount an overlay", errno);
+        failure.or_hint(match kept {
+            Changes::OnDisk { .. } if !are_unknown(errno) => NO_DISK,
+            _ => "overlays in user namespaces need Linux 5.11; run without --writable",
+        })
     })
 }
+
+/// Whether users can have no overlays at all: before Linux 5.11, or without the file system.
+fn are_unknown(errno: nix::errno::Errno) -> bool {
+    matches!(errno, nix::errno::Errno::EPERM | nix::errno::Errno::ENODEV)
+}
+
+const NO_DISK: &str =
+    "TMPDIR must be a directory on a local disk, not on a network file system or an overlay";
 
 /// Where the changes of a named container are in the scratch root. The overlay's options tell it for ever after.
 pub fn overlay_directory(id: &str) -> String {
@@ -231,7 +250,7 @@ fn named(
                 return Err(failed("its files are mounted elsewhere", Errno::BUSY)
                     .hint("programs that nobody may look at are still in it; end them first"));
             }
-            Err(errno @ (nix::errno::Errno::EPERM | nix::errno::Errno::ENODEV)) => {
+            Err(errno) if are_unknown(errno) => {
                 return Err(Failure::caused_by("a named container: cannot mount an overlay", errno)
                     .hint("overlays in user namespaces need Linux 5.11; run without a name here"));
             }

@@ -20,9 +20,9 @@ use mizzen_core::{Failure, SlurmConf, importer};
 use nix::fcntl::AtFlags as NixAtFlags;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, dup2_stdin, dup2_stdout, execveat, fchdir, geteuid, getpid, getppid};
-use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, accessat, openat, statat};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, accessat, open, openat, statat};
 use rustix::io::Errno;
-use rustix::mount::{OpenTreeFlags, open_tree};
+use rustix::mount::{OpenTreeFlags, UnmountFlags, mount_bind, open_tree, unmount};
 use rustix::thread::{CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities};
 
 use super::exec::exec_program;
@@ -74,7 +74,7 @@ impl SaveTarget {
         let is_directory =
             || Failure::new(format!("{}: is a directory", shown(path))).hint("name a file in it");
         let (Some(name), Some(parent)) = (name, path.parent()) else { return Err(is_directory()) };
-        let directory = openat(rustix::fs::CWD, parent, flags | OFlags::DIRECTORY, Mode::empty())
+        let directory = openat(CWD, parent, flags | OFlags::DIRECTORY, Mode::empty())
             .map_err(|errno| failed(parent, errno))?;
         match statat(&directory, name, AtFlags::empty()) {
             Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => {
@@ -99,7 +99,7 @@ impl SaveTarget {
         }
         accessat(&directory, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())
             .map_err(|errno| failed(parent, errno).or_hint("nobody but you can make a file in it for you"))?;
-        let writer = openat(rustix::fs::CWD, writer, flags, Mode::empty()).map_err(|errno| {
+        let writer = openat(CWD, writer, flags, Mode::empty()).map_err(|errno| {
             Failure::caused_by(format!("cannot find the importer: {}", shown(writer)), errno)
                 .hint("it writes images; `make install` and the package of mizzen put it there")
         })?;
@@ -171,10 +171,8 @@ impl SaveTarget {
     /// Writes the image; returns its size.
     fn save(&self, watched: &SigSet) -> Result<u64, Failure> {
         let failed = |what: &str, error: io::Error| Failure::caused_by(format!("cannot {what}"), error);
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let root = open_tree(rustix::fs::CWD, "/", flags).map_err(|errno| {
-            failed("take the container's root without its mounts (Linux 5.2)", errno.into())
-        })?;
+        let root = root_alone()
+            .map_err(|errno| failed("take the container's root without its mounts", errno.into()))?;
         let (answer, to_parent) = io::pipe().map_err(|error| failed("make a pipe", error))?;
         let launcher = getpid();
         let child = sys::spawn_child(|| {
@@ -274,6 +272,22 @@ fn read_answer(mut pipe: PipeReader) -> Vec<u8> {
     // What is cut off is no answer, which shows.
     let _ = pipe.by_ref().take(FAILURE_LIMIT as u64 * 4).read_to_end(&mut text);
     text
+}
+
+/// The container's root without what is mounted on it.
+fn root_alone() -> rustix::io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    match open_tree(CWD, "/", flags) {
+        // Before Linux 5.2, or under a seccomp filter that does not know the call: on a mount point, for a moment.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let place = "/proc";
+            mount_bind("/", place)?;
+            let root = open(place, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+            unmount(place, UnmountFlags::DETACH)?;
+            root
+        }
+        taken => taken,
+    }
 }
 
 /// Waits for the end of slurmstepd's other children, which are the other tasks: it has forked all of them before one goes on.

@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mizzen_core::Failure;
@@ -34,7 +35,7 @@ const LOOK: u16 = 50;
 
 /// The right to serve, as long as it lives.
 pub struct Turn {
-    lock: File,
+    lock: Arc<File>,
     is_held: bool,
 }
 
@@ -48,11 +49,11 @@ pub fn take_turn(lock: &Path, until: Option<BorrowedFd>) -> io::Result<Option<Tu
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 write_down(&lock)?;
-                return Ok(Some(Turn { lock, is_held: true }));
+                return Ok(Some(Turn { lock: Arc::new(lock), is_held: true }));
             }
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) if holder_stands_still(&lock) => {
-                return Ok(Some(Turn { lock, is_held: false }));
+                return Ok(Some(Turn { lock: Arc::new(lock), is_held: false }));
             }
             Err(Errno::WOULDBLOCK) => match until {
                 Some(until) if wait_for(until, PollFlags::POLLIN, PollTimeout::from(LOOK)) => {
@@ -73,9 +74,9 @@ impl Turn {
         if self.is_held {
             return Ok(());
         }
-        let lock = self.lock.try_clone()?;
+        let lock = Arc::clone(&self.lock);
         let wait = move || {
-            while flock(&lock, FlockOperation::LockExclusive) == Err(Errno::INTR) {}
+            while flock(&*lock, FlockOperation::LockExclusive) == Err(Errno::INTR) {}
             let _ = write_down(&lock);
         };
         std::thread::Builder::new().name("lock".to_owned()).spawn(wait).map(drop)

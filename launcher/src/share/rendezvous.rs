@@ -20,7 +20,6 @@ use sha2::{Digest as _, Sha256};
 
 use crate::image::shown;
 use crate::stage::own_directory;
-use crate::sys;
 
 /// Begins the names of the sockets.
 const PREFIX: &str = "share-";
@@ -48,8 +47,6 @@ pub enum Arrival {
 impl Rendezvous {
     /// The place for this key, in the user's directory below `directory`.
     pub fn open(directory: &Path, key: &str) -> Result<Rendezvous, Failure> {
-        sys::pidfd_of_self()
-            .map_err(|error| Failure::caused_by("cannot watch processes (needs Linux 5.3)", error))?;
         let (directory, path) = own_directory::open(directory)?;
         Ok(Rendezvous { directory, path, name: format!("{}{}", of_node(), hash(key)) })
     }

@@ -45,7 +45,7 @@ impl NamespaceServer {
         let (announce, announced) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| failed(errno.into()))?;
-        let builder = sys::pidfd_of_self().map_err(failed)?;
+        let builder = sys::end_of_self().map_err(failed)?;
         let keep = [rendezvous.descriptor(), listener.as_fd(), announced.as_fd(), builder.as_fd()];
         sys::spawn_detached(&keep, || {
             become_server();
@@ -217,7 +217,7 @@ impl Waiting {
     /// Who has connected, if it is the same user. Nothing is taken from others, and nobody else gets into the directory.
     fn new(connection: OwnedFd) -> Option<Waiting> {
         let peer = getsockopt(&connection, sockopt::PeerCredentials).ok().filter(|_| is_own(&connection))?;
-        let process = sys::pidfd_of(peer.pid()).ok()?;
+        let process = sys::end_of(peer.pid()).ok()?;
         // As long as it has not hung up, its number was not another's when that was opened.
         (!has_hung_up(connection.as_fd())).then_some(Waiting { connection, process })
     }

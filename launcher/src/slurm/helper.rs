@@ -38,8 +38,7 @@ pub fn start_helper() -> Result<Helper, Failure> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)
         .map_err(|errno| failed("make a socket", errno.into()))?;
-    let owner =
-        sys::pidfd_of_self().map_err(|error| failed("watch this process (needs Linux 5.3)", error))?;
+    let owner = sys::end_of_self().map_err(|error| failed("watch this process", error))?;
     let (wait, ready) = io::pipe().map_err(|error| failed("make a pipe", error))?;
     let listener =
         socket.try_clone().map(UnixListener::from).map_err(|error| failed("make a socket", error))?;

@@ -234,7 +234,8 @@ fn current_context() -> Context {
     match unsafe { sys::spank_context() } {
         sys::S_CTX_LOCAL | sys::S_CTX_ALLOCATOR => Context::Client,
         sys::S_CTX_REMOTE => Context::Stepd,
-        _ => Context::Slurmd,
+        sys::S_CTX_SLURMD => Context::Slurmd,
+        _ => Context::Script,
     }
 }
 
