@@ -11,7 +11,7 @@ use mizzen_tests::{Cluster, User};
 
 /// Waits until the copy is there. What makes it has the lowest priority.
 const COPIED: &str =
-    "for i in $(seq 1200); do ls /var/tmp/mizzen-2001/sha256-* >/dev/null 2>&1 && break; sleep 0.1; done";
+    "for i in $(seq 150); do ls /var/tmp/mizzen-2001/sha256-* >/dev/null 2>&1 && break; sleep 0.1; done";
 
 /// The first user's copy is as it should be, and nothing is left of its making.
 #[track_caller]
@@ -39,8 +39,14 @@ fn a_large_image_starts_before_it_is_copied() {
     let json = cluster.run("mizzen cache list --json").stdout;
     assert!(json.contains("\"partial\": [") && json.contains("\"present\": "), "{json}");
     // The next one goes on from there, and what a program reads is what the image has.
-    let sum = cluster.run(&format!("mizzen run /slow/{LARGE} sh -c '{COPIED}; sha256sum < /data/0'"));
-    assert_out(&sum, 0, &sum_of(0));
+    // In the background it takes as long as others leave it no processor.
+    for _ in 0..8 {
+        let sum = cluster.run(&format!("mizzen run /slow/{LARGE} sh -c '{COPIED}; sha256sum < /data/0'"));
+        assert_out(&sum, 0, &sum_of(0));
+        if !copies(&cluster).is_empty() {
+            break;
+        }
+    }
     assert_copied(&cluster, &format!("/slow/{LARGE}"));
     let read = format!(
         "strace -f -y -o trace -e trace=read,pread64,splice mizzen run /slow/{LARGE} cat /image; grep -c 'slow/{LARGE}>' trace"
