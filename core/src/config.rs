@@ -87,6 +87,8 @@ keys! {
     stage_max_size: String = "50%".to_owned();
     /// How much of the file system the copies leave free.
     stage_keep_free: String = "10%".to_owned();
+    /// How much the files of one user may take that were unpacked for the next start, as for [`Amount::parse`].
+    stage_unpacked_max_size: String = "10g".to_owned();
     /// How everything that was tried is told, where a user asks for that (`--container-verbose=debug`).
     log_format: LogFormat = LogFormat::Text;
     /// Types of file systems that count as network file systems beside those that are known.
@@ -193,6 +195,7 @@ impl Config {
         for (key, amount) in [
             ("stage_max_size", &self.stage_max_size),
             ("stage_keep_free", &self.stage_keep_free),
+            ("stage_unpacked_max_size", &self.stage_unpacked_max_size),
             ("stage_read_through", &self.stage_read_through),
             ("layer_cache_max_size", &self.layer_cache_max_size),
         ] {

@@ -26,6 +26,10 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         "environment" => texts(&ENVIRONMENTS),
         "options" => texts(&[OPTIONS]),
         "slurm-command" => texts(&["E\0", "K\u{9}", "R\u{7f}no such command\nload a module", ORDER]),
+        "profile" => texts(&[
+            "mizzen-profile 1\n0 131072 /usr/bin/python3\n4096 0 /usr/lib/a b\nend\n",
+            "mizzen-unpacked 1\n12 1700000000 99 131072 /usr/bin/python3\nend\n",
+        ]),
         "partial-record" => Ok(partial_records()),
         "tar" => archives(),
         "layer" => layers(),

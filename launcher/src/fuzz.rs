@@ -25,13 +25,13 @@ use crate::image::tree::{Entry, ReadAt, Tree};
 use crate::image::{metadata, sif};
 use crate::show_config;
 use crate::slurm::wire;
-use crate::stage;
+use crate::stage::{self, profile};
 
 /// A parser: its name, and its function.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     ("squashfs", squashfs),
     ("sif", sif_file),
     ("elf", elf_library),
@@ -44,6 +44,7 @@ pub const TARGETS: [Target; 13] = [
     ("environment", environment_file),
     ("options", option_texts),
     ("slurm-command", slurm_command),
+    ("profile", start_profile),
     ("partial-record", partial_record),
 ];
 
@@ -254,6 +255,18 @@ fn slurm_command(bytes: &[u8]) -> bool {
     }
     let Some(order) = wire::CommandRequest::decode(bytes) else { return false };
     assert_eq!(wire::CommandRequest::decode(&order.encode()), Some(order));
+    true
+}
+
+/// What is kept of a program's starts.
+fn start_profile(bytes: &[u8]) -> bool {
+    let is_manifest = profile::is_manifest(bytes);
+    let Some(reads) = profile::parse_reads(bytes) else { return is_manifest };
+    for read in reads {
+        let names = || read.path.split(|byte| *byte == b'/').skip(1);
+        assert!(read.path.starts_with(b"/") && names().all(|name| !name.is_empty() && name != b".."));
+        assert!(read.offset.checked_add(read.len).is_some());
+    }
     true
 }
 

@@ -59,6 +59,7 @@ mod slurm_commands;
 mod srun;
 mod staging;
 mod staging_faults;
+mod start_profile;
 mod step_channel;
 mod steps;
 mod surroundings;

@@ -17,7 +17,8 @@ const USAGE: &str = "\
 usage: vcluster releases                 make the root file systems: all Slurm releases, and one with MPICH and rdma-core
        vcluster demo                     what mizzen does, on a two-node cluster
        vcluster demo [tensorflow|pytorch]  that example, on a two-node cluster
-       vcluster bench [slurm|staging|import|mpi]  mizzen beside its peers; or only steps, copies, imports, or messages between ranks
+       vcluster bench [start|slurm|staging|import|wheels|mpi]  mizzen beside its peers; or only starts, steps, copies, imports of
+                                         images, imports of TensorFlow and torch, or messages between ranks
        vcluster browse                   target/book, in a headless browser
        vcluster fleet                    the Ansible role of packaging/ansible, on clusters that know nothing of mizzen
        vcluster messages                 docs/messages.md, from the sources
@@ -51,6 +52,8 @@ fn main() -> ExitCode {
         ["bench", "scale"] => bench::run_scale(true),
         ["bench", "scale-model"] => bench::run_scale(false),
         ["bench", "import"] => bench::run_import(25),
+        ["bench", "start"] => bench::run_start(25),
+        ["bench", "wheels"] => bench::run_wheels(25),
         ["bench", "mpi"] => bench::run_mpi(25),
         ["browse"] => browser::browse(),
         ["fleet"] => fleet::run(),

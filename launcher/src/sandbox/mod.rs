@@ -127,7 +127,7 @@ fn start_data_servers(plan: &Plan, sources: &Sources) -> Result<Vec<Server>, Fai
         _ => None,
     });
     let owner = Owner::new(&plan.identity);
-    let start = |(path, image)| Server::start(image, path, &[], owner, &sources.watch, None);
+    let start = |(path, image)| Server::start(image, path, &[], owner, &sources.watch, None, None);
     paths.zip(&sources.data).map(start).collect()
 }
 

@@ -25,6 +25,7 @@ use super::processes::ContainerProcesses;
 use super::reporter::Reporter;
 use super::standby;
 use crate::image::DAMAGED as DAMAGED_IMAGE;
+use crate::stage::profile::StartProfile;
 use crate::sys;
 use crate::trace::OrDebug;
 
@@ -126,6 +127,7 @@ const DAMAGED: u8 = b'd';
 const UNREADABLE: u8 = b'u';
 const FAILED: u8 = b'f';
 const ENDED: u8 = b'e';
+const READS: u8 = b'r';
 const NOTE: u8 = b'n';
 
 impl WatcherConnection {
@@ -136,6 +138,11 @@ impl WatcherConnection {
         self.say(kind, &text);
         let mut answer = [0];
         matches!(read(&self.0, &mut answer), Ok(1)) && answer == [1]
+    }
+
+    /// What the start has read is in the file that both have open. The server may be at its end.
+    pub fn has_reads(&self, at_end: bool) {
+        self.say(READS, &[u8::from(at_end)]);
     }
 
     /// The server cannot go on, for this reason.
@@ -169,6 +176,8 @@ pub struct Watched<'a> {
     pub server: &'a ServerConnection,
     /// The lock of those who serve, if another one may go on.
     pub lock: Option<&'a Path>,
+    /// What is known of the program's starts, and where the server writes what this one reads.
+    pub starts: Option<(&'a StartProfile, &'a File)>,
 }
 
 impl Watched<'_> {
@@ -176,6 +185,9 @@ impl Watched<'_> {
     pub fn watch(&self, pid: Pid, watch: &Watch) {
         become_watcher();
         let made = self.version();
+        if let Some((profile, _)) = self.starts.filter(|(profile, _)| profile.is_to_be_unpacked()) {
+            profile.spawn_unpacker(self.image);
+        }
         let mut last_words = None;
         let mut buffer = [0; LIMIT];
         while let Ok(length @ 1..) = read(&self.server.0, &mut buffer) {
@@ -194,6 +206,14 @@ impl Watched<'_> {
                     let _ = write(&self.server.0, &[u8::from(container.is_some())]);
                     if let Some(container) = container {
                         container.kill();
+                    }
+                }
+                (READS, at_end) => {
+                    if let Some((profile, file)) = self.starts {
+                        profile.write_from(file);
+                        if at_end == [0] {
+                            profile.spawn_unpacker(self.image);
+                        }
                     }
                 }
                 (ENDED, work) => {

@@ -20,7 +20,7 @@ use super::copy::verify;
 use super::evict::{self, CachedCopy};
 use super::partial::{self, Listed};
 use super::source::Manifest;
-use super::{Provenance, Requirements, StagingOptions, progress, site};
+use super::{Provenance, Requirements, StagingOptions, profile, progress, site};
 use crate::find_image;
 use crate::image::check_content;
 use crate::layer_cache::{self, CachedLayer};
@@ -124,6 +124,18 @@ impl Commands {
             let shared = list(shared)?;
             own.text.push_str(&shared.text);
             own.json["shared"] = shared.json;
+        }
+        let unpacked = profile::list(&self.cache);
+        if !unpacked.is_empty() {
+            let size = unpacked.iter().map(|layer| layer.size).sum();
+            let directory = quote(self.cache.path.as_os_str().as_encoded_bytes());
+            let _ = writeln!(
+                own.text,
+                "{directory}: files unpacked for {}, {}",
+                starts(unpacked.len()),
+                megabytes(size)
+            );
+            own.json["unpacked"] = json!({ "size": size, "count": unpacked.len() });
         }
         let (directory, layers) = self.layers();
         if !layers.is_empty() {
@@ -254,12 +266,16 @@ impl Commands {
             listed.push(json!({ "partial": one.name, "removed": removed }));
         }
         self.forget()?;
+        let unpacked = if all { profile::forget_all(&self.cache) } else { 0 };
+        if unpacked > 0 {
+            let _ = writeln!(text, "unpacked files, {}: removed", megabytes(unpacked));
+        }
         let (_, layers) = self.layers();
         let removed = layers.iter().filter(|layer| all && std::fs::remove_file(&layer.path).is_ok()).count();
         if removed > 0 {
             let _ = writeln!(text, "{removed} converted layers: removed");
         }
-        Ok(Outcome { text, json: json!({ "copies": listed, "layers": removed }), good })
+        Ok(Outcome { text, json: json!({ "copies": listed, "layers": removed, "unpacked": unpacked }), good })
     }
 
     fn copies(&self) -> Result<Vec<CachedCopy>, Failure> {
@@ -283,6 +299,10 @@ impl Commands {
         }
         Ok(())
     }
+}
+
+fn starts(count: usize) -> String {
+    if count == 1 { "1 start".to_owned() } else { format!("{count} starts") }
 }
 
 fn list(cache: &Cache) -> Result<Outcome, Failure> {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe};
 use super::lock::{self, Lock};
-use super::{broadcast, partial};
+use super::{broadcast, partial, profile};
 use crate::report::megabytes;
 
 /// How much the copies may take.
@@ -114,6 +114,11 @@ pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Resul
     copies.sort_by_key(|copy| copy.used);
     let no_room = || format!("no room for {} in {}", megabytes(needed), cache.path.display());
     let mut space = Space::of(cache, &copies)?;
+    if space.lacks(needed, limits) || freed > 0 {
+        // They can be made again from the images.
+        profile::remove_all(cache, || false);
+        space = Space::of(cache, &copies)?;
+    }
     // What cannot have room in any case must not cost others their copies.
     if space.without_copies().lacks(needed, limits) {
         return Err(no_room());
@@ -197,7 +202,7 @@ pub fn sweep(cache: &Cache) -> usize {
         broadcast::sweep(cache);
     }
     let left = [TEMPORARY, BROKEN].iter().flat_map(|prefix| cache.names(prefix).unwrap_or_default());
-    let removed = left.filter(|name| remove_unused(cache, name)).count();
+    let removed = left.filter(|name| profile::remove(cache, name) || remove_unused(cache, name)).count();
     let forgotten = partial::sweep(cache);
     forget_sources(cache);
     removed + forgotten

@@ -22,6 +22,7 @@ mod lock;
 mod obtain;
 pub mod own_directory;
 mod partial;
+pub mod profile;
 mod progress_sink;
 mod read_through;
 mod requirements;
@@ -63,6 +64,8 @@ pub struct StagingOptions {
     directory: PathBuf,
     verify: Verify,
     limits: Limits,
+    /// How much the files may take that were unpacked for the next starts.
+    unpacked_max_size: Option<Amount>,
     network: Vec<String>,
     /// Images of this size and larger are used while they are copied; none of them are if there is no such size.
     read_through: Option<u64>,
@@ -87,6 +90,7 @@ impl StagingOptions {
             directory,
             verify: config.stage_verify,
             limits,
+            unpacked_max_size: Amount::parse(&config.stage_unpacked_max_size)?,
             network,
             read_through: read_through.map(|amount| amount.of(0)),
             deliveries: Vec::new(),
@@ -103,7 +107,7 @@ impl StagingOptions {
     }
 
     /// Whether a copy that is there is read before it is used.
-    fn verifies(&self, content_matters: bool) -> bool {
+    pub fn verifies(&self, content_matters: bool) -> bool {
         match self.verify {
             Verify::Never => false,
             Verify::Pinned => content_matters,

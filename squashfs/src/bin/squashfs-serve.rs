@@ -55,7 +55,7 @@ fn run() -> Result<(), BoxError> {
     let workers = Workers::new(threads);
     rustix::thread::set_no_new_privs(true)?;
     filter::install(&[])?;
-    serve(device, Connection::New, Arc::new(image), owner, workers, &|damage| {
+    serve(device, Connection::New, Arc::new(image), owner, workers, None, &|damage| {
         eprintln!("squashfs-serve: {}", damage.error)
     })?;
     Ok(())

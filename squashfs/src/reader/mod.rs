@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod block_index;
+mod buffers;
 mod bytes;
 mod cache;
 mod codec;
@@ -27,6 +28,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block_index::BlockIndex;
+use buffers::Block;
 use cache::Cache;
 use data::FRAGMENT_RECORD_LEN;
 use metadata::{MetadataBlock, Table};
@@ -62,8 +64,8 @@ pub struct Image {
     fragment_table: Option<Table>,
     xattrs: Option<XattrTables>,
     metadata: Cache<MetadataBlock>,
-    fragments: Cache<Box<[u8]>>,
-    blocks: Cache<Box<[u8]>>,
+    fragments: Cache<Block>,
+    blocks: Cache<Block>,
     block_index: BlockIndex,
     read: AtomicU64,
     inflated: AtomicU64,
@@ -170,10 +172,10 @@ impl Image {
         self.source.read_exact_at(buffer, in_file).map_err(|source| Error::Io { at: position, source })
     }
 
-    /// Inflates what was read at byte `position`.
-    fn inflate(&self, input: &[u8], limit: usize, position: u64) -> Result<Box<[u8]>> {
-        let inflated = self.superblock.compressor.decompress(input, limit, position)?;
-        self.inflated.fetch_add(inflated.len() as u64, Ordering::Relaxed);
+    /// Inflates what was read at byte `position`; tells how many bytes of `output` it has filled.
+    fn inflate(&self, input: &[u8], output: &mut [u8], position: u64) -> Result<usize> {
+        let inflated = self.superblock.compressor.decompress(input, output, position)?;
+        self.inflated.fetch_add(inflated as u64, Ordering::Relaxed);
         Ok(inflated)
     }
 }
