@@ -79,6 +79,8 @@ keys! {
     stage_directory: PathBuf = "/var/tmp".into();
     /// Where root's `mizzen stage` keeps copies that all users of the node can use; empty where it keeps none.
     stage_shared: PathBuf = PathBuf::new();
+    /// From which size on an image is used while it is copied, as for [`Amount::parse`]; empty if none is.
+    stage_read_through: String = "64m".to_owned();
     /// When a copy that is there is read before it is used.
     stage_verify: Verify = Verify::Pinned;
     /// How much the copies of one user may take, as for [`Amount::parse`].
@@ -191,9 +193,15 @@ impl Config {
         for (key, amount) in [
             ("stage_max_size", &self.stage_max_size),
             ("stage_keep_free", &self.stage_keep_free),
+            ("stage_read_through", &self.stage_read_through),
             ("layer_cache_max_size", &self.layer_cache_max_size),
         ] {
             Amount::parse(amount).map_err(about(key))?;
+        }
+        if self.stage_read_through.ends_with('%') {
+            let failure = Failure::new("stage_read_through: it is a size, not a part of a file system")
+                .hint("write a number with k, m, g or t behind it: 64m, 1g; or \"\" for never");
+            return Err(BadValue::new("stage_read_through", failure));
         }
         registries::check(&self.registries)?;
         self.policy.check()?;
@@ -349,6 +357,10 @@ mod tests {
             ("stage = \"auto\"\n[ mount ]\nno_such_key = 1", ":2: [mount] is gone: "),
             ("mounts = []\nmount.owners = [0]", ":2: [mount] is gone: "),
             ("mount = { paths = [\"/sw\"] }", ":1: [mount] is gone: "),
+            (
+                "stage_read_through = \"5%\"",
+                ":1: stage_read_through: it is a size, not a part of a file system",
+            ),
             ("stage_max_size = \"lots\"", ":1: stage_max_size: \"lots\" is not an amount of storage"),
             ("image_store = \"/images\"", ":1: image_store: \"/images\" is one directory for all users"),
             ("import = \"often\"", ":1: import: unknown variant `often`, expected one of `submit`, `node`"),

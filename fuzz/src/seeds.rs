@@ -26,6 +26,7 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         "environment" => texts(&ENVIRONMENTS),
         "options" => texts(&[OPTIONS]),
         "slurm-command" => texts(&["E\0", "K\u{9}", "R\u{7f}no such command\nload a module", ORDER]),
+        "partial-record" => Ok(partial_records()),
         "tar" => archives(),
         "layer" => layers(),
         "writer" => Ok(mizzen_import::fuzz::writer_seeds()),
@@ -35,6 +36,20 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         }
         _ => bail!("{name} has no seeds"),
     }
+}
+
+fn partial_records() -> Vec<Vec<u8>> {
+    let record = |size: u64, marks: &[u8]| {
+        let mut bytes = format!(
+            "{{\"version\":1,\"boot\":\"7f4c3a52-95ff-4d0c-9a0e-1f5f6f0c8a11\",\"chunk\":131072,\"source\":\"/shared/a.sqsh\",\
+             \"identity\":{{\"dev\":55,\"ino\":7,\"size\":{size},\"mtime\":[1700000000,5],\"ctime\":[1700000001,0]}}}}"
+        )
+        .into_bytes();
+        bytes.resize(4096, 0);
+        bytes.extend(marks);
+        bytes
+    };
+    vec![record(0, b""), record(131_072, b"D"), record(400_000, b"wD\0w")]
 }
 
 /// Uncompressed, so that a change of a byte is a change of what it means, and not a broken stream.

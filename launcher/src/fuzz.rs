@@ -25,12 +25,13 @@ use crate::image::tree::{Entry, ReadAt, Tree};
 use crate::image::{metadata, sif};
 use crate::show_config;
 use crate::slurm::wire;
+use crate::stage;
 
 /// A parser: its name, and its function.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     ("squashfs", squashfs),
     ("sif", sif_file),
     ("elf", elf_library),
@@ -43,7 +44,17 @@ pub const TARGETS: [Target; 12] = [
     ("environment", environment_file),
     ("options", option_texts),
     ("slurm-command", slurm_command),
+    ("partial-record", partial_record),
 ];
+
+/// The record of a copy in the making.
+fn partial_record(bytes: &[u8]) -> bool {
+    let Some((head, marks)) = stage::decode_record(bytes) else { return false };
+    assert!(head.identity.size <= marks.len() as u64 * (128 << 10));
+    let again = head.encode().unwrap_or_default();
+    assert_eq!(bytes.get(..again.len()), Some(&*again), "one form alone is taken");
+    true
+}
 
 /// A squashfs image: opened, and as much of it read as a small image has.
 fn squashfs(bytes: &[u8]) -> bool {

@@ -32,7 +32,7 @@ pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
     let (path, pin, reference) = find_image::to_read(image, &Config::of_this_machine()?)?;
     let StagedImage { opened, digest, .. } =
         stage::stage(&path, &Requirements::pinned(pin), &StagingOptions::never())?;
-    let image = Loaded::new(opened, digest)?;
+    let image = Loaded::new(opened, None, digest)?;
     let metadata = image.metadata()?;
     let digest = match image.opened.kind {
         ImageKind::Directory => None,

@@ -46,7 +46,7 @@ use crate::{host_libraries, importer, raised_limits, sys, trace};
 
 /// Runs a program in a container of its own, or in a named one: becomes it, or returns why not.
 pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
-    let reporter = Box::new(StderrReporter::for_this_process());
+    let reporter = Box::new(StderrReporter::for_this_process().with_verbosity(options.settings.verbose()));
     let save = save_target(&options, None)?;
     let claim = match containers::find(&mut options)? {
         None => None,
@@ -280,10 +280,10 @@ fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> 
             false => failure,
         }
     });
-    let StagedImage { opened, digest, provenance } = staged?;
+    let StagedImage { opened, digest, provenance, through } = staged?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
     let of_manifest = options.image.reference().and_then(|reference| reference.digest);
-    Loaded::new(opened, of_manifest.or(digest))
+    Loaded::new(opened, through.map(|through| Box::new(through) as _), of_manifest.or(digest))
 }
 
 /// Where the container gets its files from.
@@ -334,8 +334,10 @@ fn make_plan(
     for mount in &plan.mounts {
         if let MountKind::Squashfs(path) = &mount.kind {
             // Copied to this node as images are.
-            let opened = stage(path, &Requirements::default(), &options.staging)
-                .and_then(|staged| image::open_squashfs(&staged.opened));
+            let opened = stage(path, &Requirements::default(), &options.staging).and_then(|staged| {
+                let through = staged.through.map(|through| Box::new(through) as _);
+                image::open_squashfs(&staged.opened, through)
+            });
             data.push(Arc::new(opened.map_err(|failure| failure.about(&mount.why))?));
         }
     }

@@ -42,6 +42,8 @@ mod other_users;
 mod own_hostname;
 mod pyxis;
 mod pyxis_cases;
+mod read_through;
+mod read_through_faults;
 mod registry_images;
 mod registry_requests;
 mod releases;

@@ -4,6 +4,8 @@
 
 mod import;
 mod mpi;
+mod read_through;
+mod scale;
 mod slurm;
 mod staging;
 mod training;
@@ -80,6 +82,17 @@ pub fn run_training_report() -> Result<()> {
 /// The same for copies of images alone.
 pub fn run_staging(rounds: u32) -> Result<()> {
     staging::run(&start(rounds)?, rounds)
+}
+
+/// The same for first starts of a large image on a slow file system alone. Not a part of the whole: it takes a quarter of an hour,
+/// and 9 GB of memory.
+pub fn run_read_through(rounds: u32) -> Result<()> {
+    read_through::run(rounds)
+}
+
+/// What starts of many nodes cost, into docs/scale.md; and checked on virtual nodes.
+pub fn run_scale(checked: bool) -> Result<()> {
+    scale::run(checked)
 }
 
 /// The same for steps of Slurm alone.

@@ -22,6 +22,9 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster fleet                    the Ansible role of packaging/ansible, on clusters that know nothing of mizzen
        vcluster messages                 docs/messages.md, from the sources
        vcluster record                   docs/run.svg, the picture of a session
+       vcluster bench read-through      first starts of a large image on a slow file system
+       vcluster bench scale            starts of many nodes: a model, and its check on virtual nodes, into docs/scale.md
+       vcluster bench scale-model      the same without the check
        vcluster bench training PAIRS [MPI|torch|TensorFlow]  trainings on nodes and in containers, into docs/performance.md
        vcluster bench training-report    the same, of the numbers that are there
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
@@ -41,6 +44,9 @@ fn main() -> ExitCode {
         ["bench"] => bench::run(25),
         ["bench", "slurm"] => bench::run_slurm(25),
         ["bench", "staging"] => bench::run_staging(25),
+        ["bench", "read-through"] => bench::run_read_through(5),
+        ["bench", "scale"] => bench::run_scale(true),
+        ["bench", "scale-model"] => bench::run_scale(false),
         ["bench", "import"] => bench::run_import(25),
         ["bench", "mpi"] => bench::run_mpi(25),
         ["browse"] => browser::browse(),

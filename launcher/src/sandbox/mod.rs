@@ -43,7 +43,9 @@ pub use namespaces::{
     new_mounts_and_others as enter_mount_namespace,
 };
 pub use processes::ContainerProcesses;
-pub use reporter::{Reporter, StderrReporter, identity_of, standard_error_in, tell};
+pub use reporter::{
+    Reporter, StderrReporter, identity_of, standard_error_in, tell, tell_note, verbose_stream,
+};
 pub use root::overlay_directory;
 pub use save::{Others, SaveTarget, Saved};
 use server::Mountable;

@@ -7,8 +7,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_squashfs::Image;
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 
 use super::exec::candidates;
 use crate::elf;
@@ -53,13 +51,4 @@ pub fn read(image: &Image, files: &[PathBuf]) {
             image.read(&inode, 0, length).map(drop)
         });
     }
-}
-
-/// Task 0 may be pinned to one CPU; what works for all may use all that the step has, to which the kernel limits this.
-pub fn use_all_cpus() {
-    let mut all = CpuSet::new();
-    for cpu in 0..CpuSet::count() {
-        let _ = all.set(cpu);
-    }
-    let _ = sched_setaffinity(Pid::from_raw(0), &all);
 }

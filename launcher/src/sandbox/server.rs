@@ -26,6 +26,7 @@ use super::processes::own_mount_name;
 use super::watcher::{self, Watch, Watched, WatcherConnection};
 use super::{readahead, standby};
 use crate::plan::Identity;
+use crate::report::megabytes;
 use crate::sys;
 
 /// A server that waits for its device.
@@ -94,14 +95,15 @@ impl Server {
         let lock = lock.map(|lock| lock.path.as_path());
         let name = quote(path.as_os_str().as_bytes());
         let mut keep_watching = watch.descriptors();
-        keep_watching.extend([from_server.as_fd(), image.file()]);
-        let mut keep_serving = vec![wait.as_fd(), image.file(), to_watcher.as_fd()];
+        keep_watching.extend([from_server.as_fd(), image.source().original()]);
+        let mut keep_serving = vec![wait.as_fd(), to_watcher.as_fd()];
+        keep_serving.extend(image.source().descriptors());
         keep_serving.extend(until.map(AsFd::as_fd));
         let starting = sys::spawn_watched(
             &keep_serving,
             || match serve(&wait, image, command, owner, &to_watcher, lock.map(|lock| (lock, until))) {
                 Ok(()) => {
-                    to_watcher.ended();
+                    to_watcher.ended(&work_of(image));
                     0
                 }
                 Err(error) => {
@@ -188,8 +190,10 @@ fn serve(
             (fuse::Workers::with_one_queue(threads()), Some(turn))
         }
     };
+    let notes = Arc::clone(watcher);
+    image.source().on_note(Box::new(move |text| notes.note(text)));
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
-    let _ = fuse::filter::install();
+    let _ = fuse::filter::install(image.source().system_calls());
     // Without a thread for it, those who come later do not find this server; those who are there have their files.
     let _ = turn.as_ref().map(standby::Turn::take_lock_later);
     let (readahead_image, command) = (Arc::clone(image), command.to_vec());
@@ -214,6 +218,20 @@ fn serve(
     fuse::serve(device, connection, Arc::clone(image), owner, workers, &report)
 }
 
+/// Where the bytes of an image came from, for people.
+fn work_of(image: &squashfs::Image) -> String {
+    let squashfs::Work { read, inflated } = image.work();
+    let origin = match image.source().missed() {
+        None => String::new(),
+        Some(missed) => format!(
+            ", {} of them from the copy on the node, {} from where the image is",
+            megabytes(read.saturating_sub(missed)),
+            megabytes(missed)
+        ),
+    };
+    format!("{} read{origin}; {} inflated", megabytes(read), megabytes(inflated))
+}
+
 /// As many as can work at once, within reason. (The standard library's answer takes a tenth of a millisecond, for which the
 /// read-ahead would wait: it reads the cgroup's files too.)
 fn threads() -> usize {
@@ -224,7 +242,7 @@ fn threads() -> usize {
 /// Leaves everything behind that belongs to the job's program rather than to a server for all its tasks.
 fn become_server() {
     let _ = nix::unistd::chdir("/");
-    readahead::use_all_cpus();
+    sys::use_all_cpus();
     // No core files of image data, and no files but those it has.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);

@@ -32,6 +32,8 @@ use crate::trace::OrDebug;
 const KILLED_TOGETHER: Duration = Duration::from_millis(500);
 /// To tell the user, and to end the step on its other nodes, takes less.
 const TELLING: Duration = Duration::from_secs(12);
+/// Containers are made in less, in milliseconds.
+const READY: u16 = 10_000;
 /// No report of a server is longer.
 const LIMIT: usize = 4096;
 
@@ -78,6 +80,16 @@ impl Watch {
         Some(ContainerProcesses::of(received.pop()?).ok()?.with_program(program))
     }
 
+    /// The container, when it is there, without the right to end it.
+    fn look_when_ready(&self) -> Option<ContainerProcesses> {
+        // Another watcher may have taken that right, and ends the container.
+        wait_for(self.claim.as_fd(), PollFlags::POLLIN, PollTimeout::from(READY));
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
+        let (_, mut received) = sys::receive_descriptors(&self.claim, &mut [0], flags).ok()?;
+        let program = self.program.as_ref().and_then(|program| program.try_clone().ok());
+        Some(ContainerProcesses::of(received.pop()?).ok()?.with_program(program))
+    }
+
     /// The same, but waits until the container is there, or its maker has failed.
     fn claim_when_ready(&self) -> Option<ContainerProcesses> {
         wait_for(self.claim.as_fd(), PollFlags::POLLIN, PollTimeout::NONE);
@@ -114,6 +126,7 @@ const DAMAGED: u8 = b'd';
 const UNREADABLE: u8 = b'u';
 const FAILED: u8 = b'f';
 const ENDED: u8 = b'e';
+const NOTE: u8 = b'n';
 
 impl WatcherConnection {
     /// A part of a file of the image cannot be read. Returns when the user has been told, and whether they were.
@@ -130,9 +143,14 @@ impl WatcherConnection {
         self.say(FAILED, why.as_bytes());
     }
 
-    /// The server ends, as it should.
-    pub fn ended(&self) {
-        self.say(ENDED, b"");
+    /// Something that the user should know, and that ends nothing.
+    pub fn note(&self, text: &str) {
+        self.say(NOTE, text.as_bytes());
+    }
+
+    /// The server ends, as it should, and has done this.
+    pub fn ended(&self, work: &str) {
+        self.say(ENDED, work.as_bytes());
     }
 
     fn say(&self, kind: u8, text: &[u8]) {
@@ -178,9 +196,15 @@ impl Watched<'_> {
                         container.kill();
                     }
                 }
-                (ENDED, _) => {
+                (ENDED, work) => {
                     let _ = waitpid(pid, None);
+                    watch.reporter.tell_work(&format!("{}: {}", self.name, quote(work)));
                     return;
+                }
+                (NOTE, text) => {
+                    if let Some(container) = watch.look_when_ready() {
+                        watch.reporter.note(&container, &quote(text));
+                    }
                 }
                 (_, text) => last_words = Some(quote(text)),
             }
@@ -209,7 +233,7 @@ impl Watched<'_> {
 
     /// What changes when somebody writes to the image.
     fn version(&self) -> Option<(u64, i64, i64)> {
-        let file = File::from(self.image.file().try_clone_to_owned().ok()?).metadata().ok()?;
+        let file = File::from(self.image.source().original().try_clone_to_owned().ok()?).metadata().ok()?;
         Some((file.len(), file.mtime(), file.mtime_nsec()))
     }
 

@@ -13,10 +13,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{SigHandler, SigSet, Signal};
 use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
+use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
 pub use ended::{end_of, end_of_self, is_missing};
 pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace};
@@ -52,7 +53,7 @@ pub fn spawn_watched(
     keep: &[BorrowedFd],
     work: impl FnOnce() -> i32,
     keep_watching: &[BorrowedFd],
-    watch: impl FnOnce(nix::unistd::Pid),
+    watch: impl FnOnce(Pid),
     unstarted: impl FnOnce(&io::Error),
 ) -> io::Result<Starting> {
     spawn_orphan(|| {
@@ -77,7 +78,7 @@ const PANICKED: i32 = 101;
 
 /// A process that is being started as nobody's child: the one between, which is a child for a moment.
 #[must_use]
-pub struct Starting(Option<nix::unistd::Pid>);
+pub struct Starting(Option<Pid>);
 
 impl Starting {
     /// Waits until it is nobody's child, or could not be started.
@@ -252,7 +253,7 @@ pub fn keep_through_exec(fd: i32) {
 }
 
 /// Forks a child that runs `work` and exits with its result; returns the child's pid.
-pub fn spawn_child(work: impl FnOnce() -> i32) -> io::Result<nix::unistd::Pid> {
+pub fn spawn_child(work: impl FnOnce() -> i32) -> io::Result<Pid> {
     match fork_single_threaded()? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
@@ -442,6 +443,25 @@ pub fn loopback_up() -> io::Result<()> {
     // SAFETY: our own descriptor, closed once.
     unsafe { libc::close(socket) };
     outcome
+}
+
+/// From now on the calling thread gets what others leave of the processors and the disks.
+pub fn work_in_background() {
+    const IOPRIO_WHO_PROCESS: libc::c_int = 1;
+    const IDLE: libc::c_int = 3 << 13;
+    // To the kernel a thread is a process here. It may always become less.
+    let _ = rustix::process::setpriority_process(None, 19);
+    // SAFETY: takes three numbers; 0 is the calling thread.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IDLE) };
+}
+
+/// Task 0 may be pinned to one CPU; what works for all may use all that the step has, to which the kernel limits this.
+pub fn use_all_cpus() {
+    let mut all = CpuSet::new();
+    for cpu in 0..CpuSet::count() {
+        let _ = all.set(cpu);
+    }
+    let _ = sched_setaffinity(Pid::from_raw(0), &all);
 }
 
 /// Lets the disk begin to write a part of a file. It only makes a later fsync shorter.

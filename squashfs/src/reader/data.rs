@@ -151,7 +151,7 @@ impl Image {
             let input = buffer.get_mut(..len).ok_or(Error::Corrupt("a data block of the wrong length"))?;
             self.read_image(position, input)?;
             let limit = self.superblock.block_size as usize;
-            self.superblock.compressor.decompress(input, limit, position)
+            self.inflate(input, limit, position)
         })
     }
 }

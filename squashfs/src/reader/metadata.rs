@@ -176,7 +176,7 @@ impl Image {
             .filter(|body| !body.is_empty())
             .ok_or(Error::Corrupt("a metadata block has an impossible length"))?;
         let bytes = match head & STORED {
-            0 => self.superblock.compressor.decompress(body, METADATA_LEN, position)?,
+            0 => self.inflate(body, METADATA_LEN, position)?,
             _ => body.into(),
         };
         let next = position.checked_add((HEAD_LEN + stored_len) as u64);
