@@ -246,9 +246,7 @@ fn find(
     config: Config,
 ) -> Result<RunOptions, Failure> {
     let path = Path::new(container);
-    let is_container =
-        parse_name(container, NameMode::Auto).is_ok() && Containers::global(&config).has(container)?;
-    if !is_container && path.is_file() {
+    if named(container, &config)?.is_none() && path.is_file() {
         let image = find_image::to_run(path, &config)?;
         return options(None, image, command, settings, config);
     }

@@ -437,44 +437,6 @@ fn who_has_been_in_a_container_leaves_nothing_there() {
     assert_out(&entered, 0, "mizzen-fuse\nmizzen-watch\n");
 }
 
-/// The job that has started a container may be suspended. Whoever else is in it goes on with a file server of their own: nobody can
-/// kill a program that waits for a file.
-#[test]
-fn a_file_server_that_is_stopped_stops_nobody_else() {
-    let cluster = start(Release::Slurm22_05, "name-stopped");
-    let entered = on_node(
-        &cluster,
-        "mizzen run --name dev /shared/a.sqsh sleep 60 & until pgrep -x sleep > /dev/null; do sleep 0.05; done; \
-         server=$(pgrep -x mizzen-fuse); kill -STOP $server; \
-         timeout -s KILL 20 mizzen run --name dev:exec - cat /image; echo $?; \
-         timeout -s KILL 20 mizzen run --name dev:exec - sh -c 'find / -xdev -type f | head -n 50 | xargs cat > /dev/null; echo read'; \
-         kill -CONT $server; pkill -x sleep; wait; \
-         for i in $(seq 50); do pgrep mizzen > /dev/null || break; sleep 0.1; done; pgrep -l mizzen",
-    );
-    assert_out(&entered, 1, "a\n0\nread\n");
-}
-
-/// Slurm can suspend one of two jobs that are in one container, and with it the one's file server that the other needs.
-#[test]
-fn where_jobs_are_suspended_a_container_is_one_jobs() {
-    let release = Release::Slurm24_11;
-    let mizzen_toml = Some("stage_directory = \"/disk\"\ncontainer_scope = \"global\"\n".to_owned());
-    let slurm_conf =
-        vec!["PreemptMode=SUSPEND,GANG".to_owned(), "PreemptType=preempt/partition_prio".to_owned()];
-    let cluster = with_images(Spec { mizzen_toml, slurm_conf, ..one_node(release, "name-suspend") });
-    let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
-    assert_eq!(cluster.run_on("node1", User::Root, disk).code, 0);
-    let done = cluster.run(
-        "job=$(sbatch --parsable -o /dev/null --container=/shared/a.sqsh --container-name=g --wrap 'touch /began; sleep 60'); \
-         until srun -Q --jobid=$job --overlap --container-name=g ls /began 2>/dev/null; do sleep 0.2; done; \
-         srun -Q -n1 --container-name=g touch /shared/marker; echo $?; scancel $job; ls /shared/marker 2>/dev/null; echo $job",
-    );
-    let (rest, job) = done.stdout.trim_end().rsplit_once('\n').unwrap();
-    assert_eq!(rest, "/began\n125", "{}", done.text());
-    let message = format!("the container \"g\" runs in job {job}, and jobs are suspended here");
-    assert_told(&done, 0, &message, &format!("srun --jobid={job} --overlap"));
-}
-
 /// The same by steps of several tasks, where Slurm knows a step's processes by their parents and does not find servers.
 #[test]
 fn steps_that_have_been_in_a_container_leave_nothing_there() {
@@ -544,23 +506,71 @@ fn whoever_waits_for_a_container_is_told_for_whom() {
     let cluster = start(Release::Slurm22_05, "waited");
     // A start that does nothing in its middle, when it has the lock.
     let idle = count(9, 90);
-    let waited = on_node(
+    let holder = on_node(
         &cluster,
         &format!(
-            "strace -qq -o /dev/null -e inject=pivot_root:delay_enter={idle}000000:when=1 mizzen run --name x /shared/a.sqsh true & \
-             lock=/disk/mizzen-2001/containers/global/.lock-x; for i in $(seq 300); do [ -s $lock ] && break; sleep 0.1; done; cat $lock; echo; \
-             timeout 100 mizzen run --name x /shared/a.sqsh cat /image; echo $?; [ {idle} = 90 ] || wait"
+            "(strace -qq -o /dev/null -e inject=pivot_root:delay_enter={idle}000000:when=1 mizzen run --name x /shared/a.sqsh true &) > /dev/null 2>&1; \
+             lock=/disk/mizzen-2001/containers/global/.lock-x; for i in $(seq 300); do [ -s $lock ] && break; sleep 0.1; done; cat $lock; \
+             (timeout 100 mizzen run --name x /shared/a.sqsh cat /image > out 2> err; echo $? >> out; touch ended) > /dev/null 2>&1 &"
         ),
     );
-    let (holder, end) = waited.stdout.split_once('\n').unwrap();
-    let busy = format!("the container \"x\" is being started or removed by process {}", holder.trim());
-    let note = format!("mizzen: note: {busy}; waiting for it\n");
-    assert_eq!(waited.stderr.matches(&note).count(), 1, "{}", waited.text());
+    let mut waited = on_node(&cluster, "true");
+    for _ in 0..3 {
+        waited = on_node(
+            &cluster,
+            "for i in $(seq 400); do [ -e ended ] && break; sleep 0.1; done; cat err >&2; cat out",
+        );
+    }
+    let busy = format!("the container \"x\" is being started or removed by process {}", holder.stdout.trim());
+    assert_eq!(
+        waited.stderr.matches(&format!("mizzen: note: {busy}; waiting for it\n")).count(),
+        1,
+        "{}",
+        waited.text()
+    );
     match idle {
-        9 => assert_eq!(end, "a\n0\n", "{}", waited.text()),
+        9 => assert_out(&waited, 0, "a\n0\n"),
         _ => {
-            assert_eq!(end, "125\n", "{}", waited.text());
+            assert_out(&waited, 0, "125\n");
             assert_failed(&waited, 0, &format!("mizzen: {busy}, which has done nothing for 60 s\n"));
         }
     }
+}
+
+/// The job that has started a container may be suspended. Whoever else is in it goes on with a file server of their own: nobody can
+/// kill a program that waits for a file.
+#[test]
+fn a_file_server_that_is_stopped_stops_nobody_else() {
+    let cluster = start(Release::Slurm22_05, "name-stopped");
+    let entered = on_node(
+        &cluster,
+        "mizzen run --name dev /shared/a.sqsh sleep 60 & until pgrep -x sleep > /dev/null; do sleep 0.05; done; \
+         server=$(pgrep -x mizzen-fuse); kill -STOP $server; \
+         timeout -s KILL 20 mizzen run --name dev:exec - cat /image; echo $?; \
+         timeout -s KILL 20 mizzen run --name dev:exec - sh -c 'find / -xdev -type f | head -n 50 | xargs cat > /dev/null; echo read'; \
+         kill -CONT $server; pkill -x sleep; wait; \
+         for i in $(seq 50); do pgrep mizzen > /dev/null || break; sleep 0.1; done; pgrep -l mizzen",
+    );
+    assert_out(&entered, 1, "a\n0\nread\n");
+}
+
+/// Slurm can suspend one of two jobs that are in one container, and with it the one's file server that the other needs.
+#[test]
+fn where_jobs_are_suspended_a_container_is_one_jobs() {
+    let release = Release::Slurm24_11;
+    let mizzen_toml = Some("stage_directory = \"/disk\"\ncontainer_scope = \"global\"\n".to_owned());
+    let slurm_conf =
+        vec!["PreemptMode=SUSPEND,GANG".to_owned(), "PreemptType=preempt/partition_prio".to_owned()];
+    let cluster = with_images(Spec { mizzen_toml, slurm_conf, ..one_node(release, "name-suspend") });
+    let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
+    assert_eq!(cluster.run_on("node1", User::Root, disk).code, 0);
+    let done = cluster.run(
+        "job=$(sbatch --parsable -o /dev/null --container=/shared/a.sqsh --container-name=g --wrap 'touch /began; sleep 60'); \
+         until srun -Q --jobid=$job --overlap --container-name=g ls /began 2>/dev/null; do sleep 0.2; done; \
+         srun -Q -n1 --container-name=g touch /shared/marker; echo $?; scancel $job; ls /shared/marker 2>/dev/null; echo $job",
+    );
+    let (rest, job) = done.stdout.trim_end().rsplit_once('\n').unwrap();
+    assert_eq!(rest, "/began\n125", "{}", done.text());
+    let message = format!("the container \"g\" runs in job {job}, and jobs are suspended here");
+    assert_told(&done, 0, &message, &format!("srun --jobid={job} --overlap"));
 }

@@ -38,6 +38,7 @@ pub mod site;
 pub mod spec;
 pub mod supervise;
 pub mod trace;
+pub mod vm;
 
 pub use cluster::{Cluster, Output, without_waiting};
 pub use release::Release;
