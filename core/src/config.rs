@@ -202,9 +202,9 @@ impl Config {
             Amount::parse(amount).map_err(about(key))?;
         }
         if self.stage_read_through.ends_with('%') {
-            let failure = Failure::new("it is a size, not a part of a file system")
+            let failure = Failure::new("stage_read_through: it is a size, not a part of a file system")
                 .hint("write a number with k, m, g or t behind it: 64m, 1g; or \"\" for never");
-            return Err(BadValue::new("stage_read_through", failure.about("stage_read_through")));
+            return Err(BadValue::new("stage_read_through", failure));
         }
         registries::check(&self.registries)?;
         self.policy.check()?;
