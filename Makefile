@@ -1,6 +1,7 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install uninstall deb rpm dist packages-test test-kernels test-arm64 stage stage-inject deps root demo demo-tensorflow demo-pytorch cluster test test-long \
-  releases bench bench-training fuzz fuzzers lint msrv bindings docs docs-test clean
+.PHONY: help build portable install uninstall deb rpm dist packages-test fleet-test test-kernels test-arm64 stage stage-inject deps root \
+  demo demo-tensorflow demo-pytorch cluster test test-long releases bench bench-training fuzz fuzzers lint msrv bindings docs \
+  docs-test clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -50,6 +51,7 @@ help:
 	@echo 'make packages-test   both installed, used, upgraded and removed on throw-away clusters (root)'
 	@echo 'make docs       the documents as a book: target/book/index.html'
 	@echo 'make docs-test  the book in a browser: nothing overflows, nothing is missing'
+	@echo 'make fleet-test the Ansible role in packaging/ansible, on clusters that know nothing of mizzen (root)'
 	@echo 'make lint       formatting and clippy'
 	@echo 'make msrv       does Rust $(MSRV) build it?'
 
@@ -248,6 +250,17 @@ docs-test: PACKAGES := chromium-headless-shell fonts-dejavu-core
 docs-test: deps docs
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster browse
+
+# Not a part of `test`: it makes root file systems with sshd and Python, and fetches Ansible, which takes minutes.
+fleet-test: PACKAGES := openssh-client python3-venv
+fleet-test: deps root stage target/ansible/ready
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster fleet
+
+target/ansible/ready: packaging/ansible/requirements.txt
+	python3 -m venv target/ansible
+	target/ansible/bin/pip install --quiet --requirement $<
+	touch $@
 
 $(TOOLS)/bin/mdbook:
 	$(CARGO) install -q --locked --root $(TOOLS) --version $(MDBOOK) --no-default-features --features search mdbook

@@ -15,11 +15,12 @@ use crate::failure::quote_up_to;
 
 /// No text is longer.
 const PAGE: usize = 4096;
-/// The size of the file: the first task's process id, how the start went, and what has failed.
-pub const SIZE: u64 = 3 * PAGE as u64;
+/// The size of the file: the first task's process id, how the start went, what has failed, and what the file servers have done.
+pub const SIZE: u64 = 4 * PAGE as u64;
 const BUILDER_AT: u64 = 0;
 const READY_AT: u64 = PAGE as u64;
 const FAILURE_AT: u64 = 2 * PAGE as u64;
+const WORK_AT: u64 = 3 * PAGE as u64;
 
 /// Begin the pages: a page that begins with zero says nothing.
 const READY: u8 = b'+';
@@ -73,6 +74,18 @@ impl StepReport {
     /// What was said of a container that is there, escaped.
     pub fn ready(&self) -> Option<String> {
         self.read(READY_AT).map(|(_, text)| quote(&text))
+    }
+
+    /// A file server that ends: what it has done.
+    pub fn add_work(&self, text: &str) -> io::Result<()> {
+        let before = self.read(WORK_AT).map(|(_, text)| String::from_utf8_lossy(&text).into_owned());
+        let text = before.map_or_else(|| text.to_owned(), |before| format!("{before}; {text}"));
+        self.write(WORK_AT, READY, &text)
+    }
+
+    /// What the file servers have done, escaped.
+    pub fn work(&self) -> Option<String> {
+        self.read(WORK_AT).map(|(_, text)| quote(&text))
     }
 
     /// Says why the step has failed. The first reason stays: later ones follow from it.
@@ -135,6 +148,9 @@ mod tests {
         assert_eq!((report.builder(), report.ready(), report.failure()), (None, None, None));
         report.note_builder(77).unwrap();
         report.write_ready("plan 1 ms").unwrap();
+        report.add_work("a: 1 MB").unwrap();
+        report.add_work("b: 2 MB").unwrap();
+        assert_eq!(report.work().as_deref(), Some("a: 1 MB; b: 2 MB"));
         let failure = Failure::new("the file server has ended").hint("look at dmesg");
         report.write_failure(&failure, false).unwrap();
         report.write_failure(&Failure::new("later"), true).unwrap();

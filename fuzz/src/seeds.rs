@@ -26,6 +26,11 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         "environment" => texts(&ENVIRONMENTS),
         "options" => texts(&[OPTIONS]),
         "slurm-command" => texts(&["E\0", "K\u{9}", "R\u{7f}no such command\nload a module", ORDER]),
+        "profile" => texts(&[
+            "mizzen-profile 1\n0 131072 /usr/bin/python3\n4096 0 /usr/lib/a b\nend\n",
+            "mizzen-unpacked 1\n12 1700000000 99 131072 /usr/bin/python3\nend\n",
+        ]),
+        "partial-record" => Ok(partial_records()),
         "tar" => archives(),
         "layer" => layers(),
         "writer" => Ok(mizzen_import::fuzz::writer_seeds()),
@@ -35,6 +40,20 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         }
         _ => bail!("{name} has no seeds"),
     }
+}
+
+fn partial_records() -> Vec<Vec<u8>> {
+    let record = |size: u64, marks: &[u8]| {
+        let mut bytes = format!(
+            "{{\"version\":1,\"boot\":\"7f4c3a52-95ff-4d0c-9a0e-1f5f6f0c8a11\",\"chunk\":131072,\"source\":\"/shared/a.sqsh\",\
+             \"identity\":{{\"dev\":55,\"ino\":7,\"size\":{size},\"mtime\":[1700000000,5],\"ctime\":[1700000001,0]}}}}"
+        )
+        .into_bytes();
+        bytes.resize(4096, 0);
+        bytes.extend(marks);
+        bytes
+    };
+    vec![record(0, b""), record(131_072, b"D"), record(400_000, b"wD\0w")]
 }
 
 /// Uncompressed, so that a change of a byte is a change of what it means, and not a broken stream.
@@ -163,7 +182,9 @@ const CONFIG: &str = "image_folders = [\"/images\"]\nmounts = [\"/scratch\", \"/
                       image_store = \"/s/%u\"\nimport = \"node\"\n[registries.\"docker.io\"]\n\
                       mirrors = [\"https://m.org/hub\"]\nplain_http = true\n[policy]\nregistries = [\"a.io\"]\n\
                       repositories = [\"a.io/**\"]\nfolders = [\"/sw\"]\nowners = [\"root\", 5]\n\
-                      digests = [\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n";
+                      digests = [\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n\
+                      \0image_folders = []\nstage = \"never\"\n[registries.\"docker.io\"]\nplain_http = false\n\
+                      [registries.\"a.io:5000\"]\nca_file = \"/ca\"\n[policy]\nowners = []\n";
 
 const ENVIRONMENTS: [&str; 2] = [
     "image = \"nvcr.io#nvidia/pytorch:24.01-py3\"\nworkdir = \"${HOME}\"\nentrypoint = false\nwritable = true\n\

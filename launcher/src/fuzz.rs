@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use mizzen_core::config::Merged;
 use mizzen_core::device::DeviceName;
 use mizzen_core::handover::{Handover, Outcome};
 use mizzen_core::settings::{Unshare, Value};
@@ -22,13 +23,15 @@ use crate::environment;
 use crate::host_libraries::ld_cache;
 use crate::image::tree::{Entry, ReadAt, Tree};
 use crate::image::{metadata, sif};
+use crate::show_config;
 use crate::slurm::wire;
+use crate::stage::{self, profile};
 
 /// A parser: its name, and its function.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 14] = [
     ("squashfs", squashfs),
     ("sif", sif_file),
     ("elf", elf_library),
@@ -41,7 +44,18 @@ pub const TARGETS: [Target; 12] = [
     ("environment", environment_file),
     ("options", option_texts),
     ("slurm-command", slurm_command),
+    ("profile", start_profile),
+    ("partial-record", partial_record),
 ];
+
+/// The record of a copy in the making.
+fn partial_record(bytes: &[u8]) -> bool {
+    let Some((head, marks)) = stage::decode_record(bytes) else { return false };
+    assert!(head.identity.size <= marks.len() as u64 * (128 << 10));
+    let again = head.encode().unwrap_or_default();
+    assert_eq!(bytes.get(..again.len()), Some(&*again), "one form alone is taken");
+    true
+}
 
 /// A squashfs image: opened, and as much of it read as a small image has.
 fn squashfs(bytes: &[u8]) -> bool {
@@ -196,9 +210,15 @@ fn handover(bytes: &[u8]) -> bool {
     true
 }
 
-/// mizzen.toml.
+/// mizzen.toml and its drop-ins, which a NUL parts. What is shown of them is a file again.
 fn config(bytes: &[u8]) -> bool {
-    text(bytes).is_some_and(|text| Config::parse(text, Path::new("mizzen.toml")).is_ok())
+    let Some(text) = text(bytes) else { return false };
+    let (path, mut merged) = (Path::new("mizzen.toml"), Merged::default());
+    if text.split('\0').any(|file| merged.add(path, file).is_err()) {
+        return false;
+    }
+    assert!(show_config::values(&merged).is_ok_and(|shown| Config::parse(&shown, path).is_ok()));
+    true
 }
 
 /// An environment file. What is shown of it is a file again that says the same.
@@ -235,6 +255,18 @@ fn slurm_command(bytes: &[u8]) -> bool {
     }
     let Some(order) = wire::CommandRequest::decode(bytes) else { return false };
     assert_eq!(wire::CommandRequest::decode(&order.encode()), Some(order));
+    true
+}
+
+/// What is kept of a program's starts.
+fn start_profile(bytes: &[u8]) -> bool {
+    let is_manifest = profile::is_manifest(bytes);
+    let Some(reads) = profile::parse_reads(bytes) else { return is_manifest };
+    for read in reads {
+        let names = || read.path.split(|byte| *byte == b'/').skip(1);
+        assert!(read.path.starts_with(b"/") && names().all(|name| !name.is_empty() && name != b".."));
+        assert!(read.offset.checked_add(read.len).is_some());
+    }
     true
 }
 

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use mizzen_core::image::real_path;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{Key, Unshare, Verbosity, Workdir};
+use mizzen_core::settings::{Key, Unshare, Verbosity, Workdir, Writable};
 use mizzen_core::{Failure, limits};
 use mizzen_squashfs as squashfs;
 use tracing::{debug, info_span};
@@ -41,12 +41,13 @@ use crate::sandbox::{
     StderrReporter, Watch, WhenEntered,
 };
 use crate::save_target::save_target;
+use crate::stage::profile::StartProfile;
 use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
 use crate::{host_libraries, importer, raised_limits, sys, trace};
 
 /// Runs a program in a container of its own, or in a named one: becomes it, or returns why not.
 pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
-    let reporter = Box::new(StderrReporter::for_this_process());
+    let reporter = Box::new(StderrReporter::for_this_process().with_verbosity(options.settings.verbose()));
     let save = save_target(&options, None)?;
     let claim = match containers::find(&mut options)? {
         None => None,
@@ -244,7 +245,7 @@ fn stand_by(running: &Running, options: &RunOptions, watch: &Watch) -> Result<()
         return Err(Failure::new("the connection of its file server cannot be taken over"));
     };
     let (path, lock) = (&image.opened.path, Some(&running.server_lock));
-    Server::start(squashfs, path, &options.command, running.owner(), watch, lock)?.stand_by(connection)
+    Server::start(squashfs, path, &options.command, running.owner(), watch, lock, None)?.stand_by(connection)
 }
 
 /// Makes the container and enters it.
@@ -280,10 +281,11 @@ fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> 
             false => failure,
         }
     });
-    let StagedImage { opened, digest, provenance } = staged?;
+    let StagedImage { opened, digest, provenance, through } = staged?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
     let of_manifest = options.image.reference().and_then(|reference| reference.digest);
-    Loaded::new(opened, of_manifest.or(digest))
+    let source = through.map(|through| Box::new(through) as _);
+    Ok(Loaded { content_digest: digest, ..Loaded::new(opened, source, of_manifest.or(digest))? })
 }
 
 /// Where the container gets its files from.
@@ -299,7 +301,26 @@ fn serve(
         Content::Squashfs(squashfs) => {
             let identity = Identity::new(host, options.settings.remap_root());
             let owner = Owner::new(&identity);
-            RootSource::Squashfs(Server::start(squashfs, path, &options.command, owner, watch, lock)?)
+            let is_verified = options
+                .staging
+                .verifies(Requirements::new(&options.image, &options.policy).content_matters());
+            let command = &options.command;
+            // What is changed in a container that is writable or has a name stands for the layers below it: no others there.
+            // The watcher, for whom files are unpacked, has no part in a copy that is being made.
+            let is_whole = squashfs.source().missed().is_none();
+            let is_plain = lock.is_none() && is_whole && options.settings.writable() == Writable::No;
+            let find = || {
+                StartProfile::find(
+                    &image.opened,
+                    image.content_digest,
+                    is_verified,
+                    command,
+                    &options.staging,
+                )
+            };
+            let profile = is_plain.then(find).flatten();
+            let server = Server::start(squashfs, path, command, owner, watch, lock, profile.as_ref())?;
+            RootSource::Squashfs(server)
         }
         // By its own name, and not by that which it was opened by: no descriptor from outside can be bound inside the
         // container's mount namespace, which a path like /proc/self/fd/0 stands for; and a link on the way may have been
@@ -334,8 +355,10 @@ fn make_plan(
     for mount in &plan.mounts {
         if let MountKind::Squashfs(path) = &mount.kind {
             // Copied to this node as images are.
-            let opened = stage(path, &Requirements::default(), &options.staging)
-                .and_then(|staged| image::open_squashfs(&staged.opened));
+            let opened = stage(path, &Requirements::default(), &options.staging).and_then(|staged| {
+                let through = staged.through.map(|through| Box::new(through) as _);
+                image::open_squashfs(&staged.opened, through)
+            });
             data.push(Arc::new(opened.map_err(|failure| failure.about(&mount.why))?));
         }
     }

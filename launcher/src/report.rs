@@ -22,7 +22,12 @@ pub fn message(failure: &Failure) -> String {
 
 /// Tells the user something that is no failure.
 pub fn report_note(note: &str) {
-    let _ = std::io::stderr().write_all(format!("mizzen: note: {note}\n").as_bytes());
+    let _ = std::io::stderr().write_all(note_message(note).as_bytes());
+}
+
+/// A note as the user reads it.
+pub fn note_message(note: &str) -> String {
+    format!("mizzen: note: {note}\n")
 }
 
 /// Of all processes of a job step that wait for the same, one tells the user how it goes.

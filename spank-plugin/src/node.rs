@@ -198,6 +198,9 @@ pub fn close_channel(spank: &Spank) -> Result<(), Failure> {
     if let Some(ready) = channel.report().ready() {
         spank::log_info(&ready);
     }
+    if let Some(work) = channel.report().work() {
+        spank::log_info(&work);
+    }
     channel.close(spank.identity().ok().map(|(uid, gid, _)| (uid, gid)));
     Ok(())
 }

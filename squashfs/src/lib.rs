@@ -11,6 +11,6 @@ mod reader;
 pub mod writer;
 
 pub use reader::{
-    Compressor, Directory, Entry, EntryType, Error, Image, Inode, InodeRef, Kind, Listing, Piece,
-    RegularFile, Result, Superblock, Symlink,
+    ByteSource, Compressor, Directory, Entry, EntryType, Error, Image, Inode, InodeRef, Kind, Listing, Piece,
+    RegularFile, Result, Superblock, Symlink, TellNote, Work,
 };

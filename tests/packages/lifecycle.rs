@@ -4,7 +4,7 @@ use std::process::{Child, Stdio};
 
 use mizzen_tests::check::assert_out;
 use mizzen_tests::release::{packages_rootfs, ubuntu_rootfs};
-use mizzen_tests::{Release, User, on_every_release};
+use mizzen_tests::{Output, Release, User, on_every_release};
 
 use crate::site::{Site, Tool, Version, eventually};
 
@@ -47,8 +47,7 @@ fn lifecycle(site: &Site) {
     let before = site.root("node1", "ls -R /etc/slurm; cat /etc/slurm/plugstack.conf || true").stdout;
     plain_jobs_run(site);
     for machine in MACHINES {
-        site.install(machine, Version::This);
-        plain_jobs_run(site);
+        while_plain_jobs_run(site, || site.install(machine, Version::This));
     }
     containers_run(site);
     the_machines_have_what_they_should(site);
@@ -74,6 +73,21 @@ fn plain_jobs_run(site: &Site) {
         .cluster
         .run("srun -Q -N2 hostname | sort; sbatch -Q --wait -N1 -w node1 -o out --wrap hostname && cat out");
     assert_out(&plain, 0, "node1\nnode2\nnode1\n");
+}
+
+/// One after the other on both nodes, while the packages change, and once more then.
+#[track_caller]
+fn while_plain_jobs_run(site: &Site, change: impl FnOnce() -> Output) {
+    site.cluster.run("rm -f stop");
+    let jobs =
+        "n=0; until test -e stop; do srun -Q -N2 true && n=$((n + 1)) || echo failed; done; test $n -gt 0";
+    let jobs = start(site, jobs);
+    change();
+    site.cluster.run("touch stop");
+    let output = jobs.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout.is_empty(), "a plain job failed, or none ran: {said}");
+    plain_jobs_run(site);
 }
 
 #[track_caller]
@@ -158,9 +172,8 @@ fn upgrade_under_running_steps(site: &Site) {
     let started = || site.cluster.run("ls started.0 started.1 started.batch").code == 0;
     assert!(eventually(started), "{}", site.cluster.run("ls; squeue; cat batch").text());
     for machine in MACHINES {
-        site.install(machine, Version::Next);
+        while_plain_jobs_run(site, || site.install(machine, Version::Next));
         assert_out(&site.root(machine, "mizzen --version"), 0, &site.build(Version::Next));
-        plain_jobs_run(site);
         containers_run(site); // one node or the login node is newer than the others
     }
     site.cluster.run("touch go");
@@ -182,9 +195,8 @@ fn start(site: &Site, script: &str) -> Child {
 fn removal(site: &Site, order: [&str; 3]) {
     let mut has: Vec<&str> = order.to_vec();
     for machine in order {
-        site.remove(machine);
+        while_plain_jobs_run(site, || site.remove(machine));
         has.retain(|other| *other != machine);
-        plain_jobs_run(site);
         // Who can ask for a container has it where the package still is.
         for node in ["node1", "node2"] {
             let script = format!("srun -Q -w {node} --container-image=/shared/a.sqsh cat /image");

@@ -4,9 +4,12 @@
 
 mod import;
 mod mpi;
+mod read_through;
+mod scale;
 mod slurm;
 mod staging;
 mod training;
+mod wheels;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,10 +27,12 @@ struct Contender {
     command: &'static str,
 }
 
-const START: [Contender; 6] = [
+const START: [Contender; 8] = [
     Contender { name: "true, no container", command: "/bin/true" },
     Contender { name: "mizzen run, squashfs", command: "mizzen run /shared/np.sqsh /bin/true" },
     Contender { name: "ch-run, squashfs", command: "ch-run /shared/np.sqsh -- /bin/true" },
+    Contender { name: "mizzen run, zstd", command: "mizzen run /shared/np-zstd.sqsh /bin/true" },
+    Contender { name: "ch-run, zstd", command: "ch-run /shared/np-zstd.sqsh -- /bin/true" },
     Contender { name: "mizzen run, directory", command: "mizzen run /local/np /bin/true" },
     Contender { name: "ch-run, directory", command: "ch-run /local/np -- /bin/true" },
     Contender {
@@ -54,12 +59,23 @@ pub fn run(rounds: u32) -> Result<()> {
     slurm::run(&cluster, rounds)?;
     drop(cluster);
     import::run(rounds.div_ceil(8))?;
+    wheels::run(rounds.div_ceil(8))?;
     mpi::run(rounds)
 }
 
 /// The same for imports alone.
 pub fn run_import(rounds: u32) -> Result<()> {
     import::run(rounds.div_ceil(8))
+}
+
+/// The same for imports of TensorFlow and torch in new containers alone.
+pub fn run_wheels(rounds: u32) -> Result<()> {
+    wheels::run(rounds.div_ceil(8))
+}
+
+/// The start of `true` alone.
+pub fn run_start(rounds: u32) -> Result<()> {
+    start_of_true(&start(rounds)?, rounds)
 }
 
 /// The same for messages between the ranks of a step alone.
@@ -82,6 +98,17 @@ pub fn run_staging(rounds: u32) -> Result<()> {
     staging::run(&start(rounds)?, rounds)
 }
 
+/// The same for first starts of a large image on a slow file system alone. Not a part of the whole: it takes a quarter of an hour,
+/// and 9 GB of memory.
+pub fn run_read_through(rounds: u32, starts_alone: bool) -> Result<()> {
+    read_through::run(rounds, starts_alone)
+}
+
+/// What starts of many nodes cost, into docs/scale.md; and checked on virtual nodes.
+pub fn run_scale(checked: bool) -> Result<()> {
+    scale::run(checked)
+}
+
 /// The same for steps of Slurm alone.
 pub fn run_slurm(rounds: u32) -> Result<()> {
     slurm::run(&start(rounds)?, rounds)
@@ -98,6 +125,7 @@ fn start(rounds: u32) -> Result<Cluster> {
     let cluster = Cluster::start(Spec { nodes: 1, cpus: 64, rootfs: Some(peers), ..Cluster::spec("bench") })?;
     println!("image: Debian with numpy, gzip squashfs; {rounds} rounds; medians\n");
     cluster.share("np.sqsh", &pack(&numpy, &["-comp", "gzip", "-e", "var/cache", "var/lib/apt"])?)?;
+    cluster.share("np-zstd.sqsh", &pack(&numpy, &["-comp", "zstd", "-e", "var/cache", "var/lib/apt"])?)?;
     for machine in ["ctl", "node1"] {
         let prepared = cluster.run_on(
             machine,
@@ -115,13 +143,7 @@ fn by_hand(cluster: &Cluster, rounds: u32) -> Result<()> {
     cluster.share("squashfs-serve", &std::fs::read(server_program()?)?)?;
     let prepared = cluster.run_as_root("chmod 755 /shared/squashfs-serve");
     ensure!(prepared.code == 0, "{}", prepared.text());
-    println!("start of `true`, one process (ms)");
-    let times = start_times(cluster, rounds)?;
-    table(
-        &START,
-        &times,
-        &[("mizzen run, squashfs", "ch-run, squashfs"), ("mizzen run, directory", "bwrap, directory")],
-    );
+    start_of_true(cluster, rounds)?;
     for (label, processes, cold) in [
         ("import numpy, 1 process, cold (ms)", 1, true),
         ("import numpy, 1 process, warm (ms)", 1, false),
@@ -136,6 +158,22 @@ fn by_hand(cluster: &Cluster, rounds: u32) -> Result<()> {
             &[("mizzen's server", "squashfuse_ll"), ("mizzen's server", "kernel squashfs")],
         );
     }
+    Ok(())
+}
+
+/// Beside the same without a container, and with others.
+fn start_of_true(cluster: &Cluster, rounds: u32) -> Result<()> {
+    println!("start of `true`, one process (ms)");
+    let times = start_times(cluster, rounds)?;
+    table(
+        &START,
+        &times,
+        &[
+            ("mizzen run, squashfs", "ch-run, squashfs"),
+            ("mizzen run, zstd", "ch-run, zstd"),
+            ("mizzen run, directory", "bwrap, directory"),
+        ],
+    );
     Ok(())
 }
 

@@ -2,7 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+
 use crate::check::with_images;
+use crate::images::ImageTree;
 use crate::{Cluster, SharedFs, Spec, User};
 
 /// FUSE counts as a network file system here, and the copies go to the machine's own disk.
@@ -43,6 +48,63 @@ pub fn staging_cluster(name: &str, toml: &str) -> Cluster {
         mizzen_toml: Some(toml.to_owned()),
         ..Cluster::spec(&format!("staging-{name}"))
     })
+}
+
+/// The name of an image of 24 MB that is used while it is copied.
+pub const LARGE: &str = "large.sqsh";
+
+/// Its files /data/0, 1 and 2, of 8 MB each.
+static DATA: LazyLock<[Vec<u8>; 3]> = LazyLock::new(|| {
+    let mut state = 42_u64;
+    let mut byte = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    [0, 1, 2].map(|_| (0..8 << 20).map(|_| byte()).collect())
+});
+
+static LARGE_IMAGE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let tree = ImageTree::busybox().unwrap();
+    tree.file("image", "large\n").unwrap();
+    for (number, data) in DATA.iter().enumerate() {
+        tree.file(&format!("data/{number}"), "").unwrap();
+        std::fs::write(tree.path(&format!("data/{number}")), data).unwrap();
+    }
+    tree.squashfs(&["-comp", "zstd"]).unwrap()
+});
+
+/// The image.
+pub fn large_image() -> &'static [u8] {
+    &LARGE_IMAGE
+}
+
+/// What `sha256sum` says of one of its files.
+pub fn sum_of(number: usize) -> String {
+    let mut sum = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    sum.stdin.take().unwrap().write_all(&DATA[number]).unwrap();
+    String::from_utf8(sum.wait_with_output().unwrap().stdout).unwrap()
+}
+
+/// A staging cluster that has this image as well: from a megabyte on, images are used while they are copied.
+pub fn large_cluster(name: &str, toml: &str) -> Cluster {
+    let cluster =
+        staging_cluster(&format!("through-{name}"), &format!("{TOML}stage_read_through = \"1m\"\n{toml}"));
+    cluster.share(LARGE, large_image()).unwrap();
+    cluster
+}
+
+/// Shows what is in /shared on the login node as /slow as well, through a FUSE server that reads no faster than this.
+#[track_caller]
+pub fn slow_mount(cluster: &Cluster, rate: &str) {
+    let mount = format!("mkdir /slow; bindfs -o allow_other --read-rate={rate} /run/shared-backing /slow");
+    let mounted = cluster.run_as_root(&mount);
+    assert_eq!(mounted.code, 0, "{}", mounted.text());
+}
+
+/// The copies in the making in Alice's folder.
+pub fn partials(cluster: &Cluster) -> Vec<String> {
+    let found = cluster.run(&format!("ls {CACHE} 2>/dev/null | grep ^partial-"));
+    found.stdout.lines().map(str::to_owned).collect()
 }
 
 /// The copies in a user's directory on the login node.

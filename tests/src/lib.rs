@@ -24,6 +24,7 @@ pub mod copies;
 pub mod demo;
 pub mod documents;
 pub mod examples;
+pub mod fleet;
 pub mod images;
 pub mod init;
 pub mod jobs;

@@ -9,17 +9,23 @@ use anyhow::{Result, bail};
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::release::hpc_rootfs;
 use mizzen_tests::{
-    Cluster, Release, User, bench, browser, demo, init, machine, messages, record, repository, supervise, vm,
+    Cluster, Release, User, bench, browser, demo, fleet, init, machine, messages, record, repository,
+    supervise, vm,
 };
 
 const USAGE: &str = "\
 usage: vcluster releases                 make the root file systems: all Slurm releases, and one with MPICH and rdma-core
        vcluster demo                     what mizzen does, on a two-node cluster
        vcluster demo [tensorflow|pytorch]  that example, on a two-node cluster
-       vcluster bench [slurm|staging|import|mpi]  mizzen beside its peers; or only steps, copies, imports, or messages between ranks
+       vcluster bench [start|slurm|staging|import|wheels|mpi]  mizzen beside its peers; or only starts, steps, copies, imports of
+                                         images, imports of TensorFlow and torch, or messages between ranks
        vcluster browse                   target/book, in a headless browser
+       vcluster fleet                    the Ansible role of packaging/ansible, on clusters that know nothing of mizzen
        vcluster messages                 docs/messages.md, from the sources
        vcluster record                   docs/run.svg, the picture of a session
+       vcluster bench read-through [starts]  first starts of a large image on a slow file system
+       vcluster bench scale            starts of many nodes: a model, and its check on virtual nodes, into docs/scale.md
+       vcluster bench scale-model      the same without the check
        vcluster arm64 PRODUCT [TESTS…]   containers on a virtual machine of that kind, and test programs for it
        vcluster kernels [DEBIAN]         containers on Debian's kernels, in virtual machines
        vcluster bench training PAIRS [MPI|torch|TensorFlow]  trainings on nodes and in containers, into docs/performance.md
@@ -41,9 +47,16 @@ fn main() -> ExitCode {
         ["bench"] => bench::run(25),
         ["bench", "slurm"] => bench::run_slurm(25),
         ["bench", "staging"] => bench::run_staging(25),
+        ["bench", "read-through"] => bench::run_read_through(5, false),
+        ["bench", "read-through", "starts"] => bench::run_read_through(9, true),
+        ["bench", "scale"] => bench::run_scale(true),
+        ["bench", "scale-model"] => bench::run_scale(false),
         ["bench", "import"] => bench::run_import(25),
+        ["bench", "start"] => bench::run_start(25),
+        ["bench", "wheels"] => bench::run_wheels(25),
         ["bench", "mpi"] => bench::run_mpi(25),
         ["browse"] => browser::browse(),
+        ["fleet"] => fleet::run(),
         ["messages"] => messages::page(&repository())
             .and_then(|page| Ok(std::fs::write(repository().join("docs/messages.md"), page)?)),
         ["record"] => record::record(),

@@ -147,6 +147,11 @@ pub fn site_rootfs() -> Result<PathBuf> {
     make_rootfs("bookworm", "site", &format!("{PACKAGES},autofs,erofs-utils,slurmrestd"))
 }
 
+/// A node of this release as configuration management meets it: with sshd and Python.
+pub fn fleet_rootfs(release: Release) -> Result<PathBuf> {
+    make_rootfs(release.debian(), "fleet", &format!("{PACKAGES},openssh-server,python3,python3-apt"))
+}
+
 /// What another machine needs beside Slurm to start it. Its packages are unpacked and not configured, which needs that machine.
 const FOREIGN: &str = "base-files,base-passwd,bash,coreutils,dash,diffutils,findutils,grep,hostname,libc-bin,mawk,sed,tar,util-linux,\
                        slurmctld,slurmd,slurm-client,munge,iproute2,procps";

@@ -116,7 +116,7 @@ pub fn export(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Exported, Failure> {
     let tag = options.tag.as_deref().map(image_name).transpose()?;
-    let image = Loaded::new(identify(&options.image)?, None)?;
+    let image = Loaded::new(identify(&options.image)?, None, None)?;
     let out = BufWriter::with_capacity(BUFFER_LEN, out);
     let warnings = match options.format {
         ExportFormat::Tar => write_root(options, &image, out, progress)?,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use mizzen_core::{Digest, Failure};
-use mizzen_squashfs as squashfs;
+use mizzen_squashfs::{self as squashfs, ByteSource};
 
 use super::{DAMAGED, DirectoryTree, ImageKind, Metadata, OpenedImage, Tree, shown, sif};
 
@@ -17,6 +17,8 @@ pub struct Loaded {
     pub opened: OpenedImage,
     /// The digest of its manifest, or of its content if that was computed.
     pub digest: Option<Digest>,
+    /// The digest of the file's content, if that was computed here or when it was copied.
+    pub content_digest: Option<Digest>,
     /// How to look into it.
     pub content: Content,
 }
@@ -30,18 +32,22 @@ pub enum Content {
 }
 
 impl Loaded {
-    /// Reads as much of an image as it takes to know that it is one.
-    pub fn new(opened: OpenedImage, digest: Option<Digest>) -> Result<Loaded, Failure> {
+    /// Reads as much of an image as it takes to know that it is one; through a source of its own, if it has one.
+    pub fn new(
+        opened: OpenedImage,
+        source: Option<Box<dyn ByteSource>>,
+        digest: Option<Digest>,
+    ) -> Result<Loaded, Failure> {
         let content = match &opened.kind {
             ImageKind::Squashfs | ImageKind::Sif { .. } => {
-                Content::Squashfs(Arc::new(open_squashfs(&opened)?))
+                Content::Squashfs(Arc::new(open_squashfs(&opened, source)?))
             }
             ImageKind::Directory => Content::Directory(
                 DirectoryTree::from_file(&opened.file)
                     .map_err(|error| Failure::caused_by(shown(&opened.path), error))?,
             ),
         };
-        Ok(Loaded { opened, digest, content })
+        Ok(Loaded { opened, digest, content_digest: None, content })
     }
 
     /// The files in it.
@@ -66,23 +72,32 @@ impl Loaded {
     }
 }
 
-/// The content of a file as a squashfs.
-pub fn open_squashfs(opened: &OpenedImage) -> Result<squashfs::Image, Failure> {
+/// The content of a file as a squashfs, read from that file or from a source of its own.
+pub fn open_squashfs(
+    opened: &OpenedImage,
+    source: Option<Box<dyn ByteSource>>,
+) -> Result<squashfs::Image, Failure> {
     let offset = match opened.kind {
         ImageKind::Squashfs => 0,
         ImageKind::Sif { offset, .. } => offset,
         ImageKind::Directory => return Err(Failure::new(format!("{}: is a directory", shown(&opened.path)))),
     };
-    let file = opened.file.try_clone().map_err(|error| Failure::caused_by(shown(&opened.path), error))?;
-    squashfs::Image::open(file, offset).map_err(|error| unopened(opened, error))
+    let source = match source {
+        Some(source) => source,
+        None => {
+            let file = opened.file.try_clone();
+            Box::new(file.map_err(|error| Failure::caused_by(shown(&opened.path), error))?)
+        }
+    };
+    squashfs::Image::open_source(source, offset).map_err(|error| unopened(opened, error))
 }
 
 /// Whether a file is as long as it says, and can be read.
 pub fn check_content(opened: &OpenedImage) -> Result<(), Failure> {
     let end = match opened.kind {
-        ImageKind::Squashfs => open_squashfs(opened)?.superblock().bytes_used,
+        ImageKind::Squashfs => open_squashfs(opened, None)?.superblock().bytes_used,
         ImageKind::Sif { .. } => {
-            open_squashfs(opened)?;
+            open_squashfs(opened, None)?;
             sif::end(&opened.file, opened.size).map_err(|failure| failure.about(shown(&opened.path)))?
         }
         ImageKind::Directory => return Ok(()),

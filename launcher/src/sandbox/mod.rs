@@ -43,7 +43,9 @@ pub use namespaces::{
     new_mounts_and_others as enter_mount_namespace,
 };
 pub use processes::ContainerProcesses;
-pub use reporter::{Reporter, StderrReporter, identity_of, standard_error_in, tell};
+pub use reporter::{
+    Reporter, StderrReporter, identity_of, standard_error_in, tell, tell_note, verbose_stream,
+};
 pub use root::overlay_directory;
 pub use save::{Others, SaveTarget, Saved};
 use server::Mountable;
@@ -125,7 +127,7 @@ fn start_data_servers(plan: &Plan, sources: &Sources) -> Result<Vec<Server>, Fai
         _ => None,
     });
     let owner = Owner::new(&plan.identity);
-    let start = |(path, image)| Server::start(image, path, &[], owner, &sources.watch, None);
+    let start = |(path, image)| Server::start(image, path, &[], owner, &sources.watch, None, None);
     paths.zip(&sources.data).map(start).collect()
 }
 

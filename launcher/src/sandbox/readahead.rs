@@ -5,18 +5,21 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use mizzen_squashfs::Image;
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
+use mizzen_squashfs::fuse::Recorder;
+use mizzen_squashfs::{Image, Inode};
 
 use super::exec::candidates;
 use crate::elf;
 use crate::image::{self, Entry, Resolved, Tree, resolve};
 use crate::plan::DEFAULT_PATH;
+use crate::stage::profile::parse_reads;
 
 /// No more of a file than this: large programs use only parts of themselves at once.
 const LIMIT: usize = 4 << 20;
+/// What is inflated at once.
+const STEP: u64 = 128 << 10;
 /// The program's headers are in its first bytes.
 const HEAD: usize = 4096;
 
@@ -55,11 +58,42 @@ pub fn read(image: &Image, files: &[PathBuf]) {
     }
 }
 
-/// Task 0 may be pinned to one CPU; what works for all may use all that the step has, to which the kernel limits this.
-pub fn use_all_cpus() {
-    let mut all = CpuSet::new();
-    for cpu in 0..CpuSet::count() {
-        let _ = all.set(cpu);
+/// So much is inflated ahead of what programs ask for: a part of what the image keeps inflated.
+const AHEAD: u64 = 8 << 20;
+/// How often it is looked whether they have asked for more,
+const LOOK: Duration = Duration::from_millis(2);
+/// and after how long it is believed that they will not.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Brings what earlier starts have read into the image's cache, in the same order, a little ahead of this one.
+pub fn read_profile(image: &Image, text: &[u8], recorder: &Recorder) {
+    let mut done = 0;
+    let mut file: Option<(Vec<u8>, Inode)> = None;
+    for read in parse_reads(text).unwrap_or_default() {
+        if file.as_ref().is_none_or(|(path, _)| *path != read.path) {
+            file = image.resolve(&read.path).ok().map(|inode| (read.path.clone(), inode));
+        }
+        let Some((_, inode)) = &file else { continue };
+        let mut at = read.offset;
+        let end = read.offset.saturating_add(read.len).min(inode.size());
+        while at < end {
+            let (mut asked, mut since) = (recorder.bytes(), Instant::now());
+            while done > asked.saturating_add(AHEAD) {
+                std::thread::sleep(LOOK);
+                let now = recorder.bytes();
+                if recorder.is_ended() {
+                    return;
+                }
+                if now != asked {
+                    (asked, since) = (now, Instant::now());
+                } else if since.elapsed() > PATIENCE {
+                    return;
+                }
+            }
+            let len = (end - at).min(STEP);
+            let _ = image.read(inode, at, len as usize);
+            at += len;
+            done += len;
+        }
     }
-    let _ = sched_setaffinity(Pid::from_raw(0), &all);
 }

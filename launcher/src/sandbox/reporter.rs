@@ -8,13 +8,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use mizzen_core::Failure;
+use mizzen_core::settings::Verbosity;
 use nix::poll::{PollFlags, PollTimeout};
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::processes::ContainerProcesses;
 use super::watcher::wait_for;
-use crate::report::message;
+use crate::report::{message, note_message};
 use crate::sys;
 
 /// A terminal may be stopped, and a pipe full. In milliseconds.
@@ -30,6 +31,12 @@ pub trait Reporter {
     /// Gets ready to tell, at once: the program may end any moment, and its streams with it.
     fn prepare(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_>;
 
+    /// Tells the user something that is no failure.
+    fn note(&self, container: &ContainerProcesses, text: &str);
+
+    /// What a file server has done, when it ends.
+    fn tell_work(&self, text: &str);
+
     /// Ends what the container is a part of, on other nodes too. Before the container itself is ended: with it may end
     /// everything that is left here.
     fn cancel_step(&self) {}
@@ -42,6 +49,9 @@ pub struct StderrReporter {
     /// Where its standard error is, without having it open: whoever waits for the end of a pipe does not wait for this. A program
     /// that lacks a page of its own is gone before anybody can take its stream.
     place: Option<OwnedFd>,
+    /// Where a user who wants to know more is told what the file servers have done. Whoever waits for the end of this stream
+    /// waits for them as well: a moment.
+    verbose: Option<File>,
 }
 
 impl StderrReporter {
@@ -49,7 +59,20 @@ impl StderrReporter {
     pub fn for_this_process() -> StderrReporter {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let place = open("/proc/self/fd/2", flags, Mode::empty()).ok();
-        StderrReporter { program: std::process::id(), place }
+        StderrReporter { program: std::process::id(), place, verbose: None }
+    }
+
+    /// Tells also what the file servers have done, if the user wants to know that.
+    pub fn with_verbosity(self, verbosity: Verbosity) -> StderrReporter {
+        StderrReporter { verbose: verbose_stream(verbosity), ..self }
+    }
+
+    fn stream_of(&self, container: &ContainerProcesses) -> Option<File> {
+        let program = i32::try_from(self.program).ok();
+        // It may be another process with the same number by now.
+        let stream = program.filter(|program| container.contain(*program)).and_then(standard_error);
+        let stream = stream.or_else(|| container.list().into_iter().find_map(standard_error));
+        stream.or_else(|| self.opened_anew())
     }
 
     /// The stream that is at this place.
@@ -61,15 +84,23 @@ impl StderrReporter {
 
 impl Reporter for StderrReporter {
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.place.iter().map(AsFd::as_fd).collect()
+        self.place.iter().map(AsFd::as_fd).chain(self.verbose.iter().map(AsFd::as_fd)).collect()
+    }
+
+    fn note(&self, container: &ContainerProcesses, text: &str) {
+        if let Some(stream) = self.stream_of(container) {
+            tell_note(&stream, text);
+        }
+    }
+
+    fn tell_work(&self, text: &str) {
+        if let Some(stream) = &self.verbose {
+            tell_note(stream, text);
+        }
     }
 
     fn prepare(&self, container: &ContainerProcesses) -> Box<dyn FnOnce(&Failure) + '_> {
-        let program = i32::try_from(self.program).ok();
-        // It may be another process with the same number by now.
-        let stream = program.filter(|program| container.contain(*program)).and_then(standard_error);
-        let stream = stream.or_else(|| container.list().into_iter().find_map(standard_error));
-        let stream = stream.or_else(|| self.opened_anew());
+        let stream = self.stream_of(container);
         Box::new(move |failure| {
             // Nobody is left to be told when this fails.
             let _ = stream.is_some_and(|stream| tell(&stream, failure));
@@ -89,9 +120,24 @@ pub fn standard_error_in(container: &ContainerProcesses, identity: (u64, u64)) -
 }
 
 /// Writes a failure there; false if that is not possible.
-pub fn tell(mut stream: &File, failure: &Failure) -> bool {
+pub fn tell(stream: &File, failure: &Failure) -> bool {
+    write(stream, &message(failure))
+}
+
+/// Writes something there that is no failure.
+pub fn tell_note(stream: &File, text: &str) {
+    let _ = write(stream, &note_message(text));
+}
+
+fn write(mut stream: &File, text: &str) -> bool {
     wait_for(stream.as_fd(), PollFlags::POLLOUT, PollTimeout::from(WRITABLE))
-        && stream.write_all(message(failure).as_bytes()).is_ok()
+        && stream.write_all(text.as_bytes()).is_ok()
+}
+
+/// Standard error as it is now, for a user who wants to know more.
+pub fn verbose_stream(verbosity: Verbosity) -> Option<File> {
+    let wanted = verbosity != Verbosity::Quiet;
+    wanted.then(|| std::io::stderr().as_fd().try_clone_to_owned().ok().map(File::from)).flatten()
 }
 
 /// The standard error of a process: the same open file, so that what is written there does not write over the rest. Of a

@@ -23,6 +23,7 @@ use super::mounts::{
 };
 use super::namespaces::MOUNTS_REFUSED;
 use super::processes::own_mount_name;
+use super::server::LayerDirectory;
 use crate::mount::{Link, Shape};
 use crate::plan::{Changes, Plan, Root, Skeleton};
 
@@ -58,6 +59,7 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
         Source::Directory(path, opened) => Some(open_same_directory(path, opened)?),
         Source::Served(_) | Source::Mount(_) => None,
     };
+    let layers = open_layers(&source);
     let source = match directory.as_ref().map(detached_clone).transpose()?.flatten() {
         Some(mount) => Source::Mount(mount),
         None => source,
@@ -67,12 +69,15 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
     make_directory(image)?;
     mount_image(source, directory, image)?;
     let root = match &plan.root {
-        Root::ReadOnly if plan.skeletons.is_empty() => image,
+        Root::ReadOnly if plan.skeletons.is_empty() && layers.is_empty() => image,
         Root::ReadOnly => {
             make_directory(Path::new(ROOT))?;
+            let layers = bind_layers(layers)?;
             // The overlay is faster to make and leaves fewer mounts; but not every kernel and not every file system
-            // below a directory image can be under one.
-            if !overlay_mount_points(plan, image)? {
+            // below a directory image can be under one, nor every disk with unpacked files.
+            let is_mounted = overlay_mount_points(plan, &layers, image)?
+                || !layers.is_empty() && overlay_mount_points(plan, &[], image)?;
+            if !is_mounted {
                 bind_mount_points(plan, image)?;
             }
             Path::new(ROOT)
@@ -193,7 +198,7 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
     }
     // The mount points are a layer too: made through the overlay they would copy the image's directories, whose owner
     // may be one that the container does not know.
-    let lower = mount_point_layer(plan, image)?;
+    let lower = mount_point_layer(plan, &[], image)?;
     let options = format!("{lower},upperdir=/changes/upper,workdir=/changes/work,userxattr");
     overlay(&options, MsFlags::empty()).map_err(|errno| {
         let failure = Failure::caused_by("--writable: cannot mount an overlay", errno);
@@ -236,7 +241,7 @@ fn named(
     make_directory(Path::new(&place))?;
     bind(changes.as_fd(), open_directory(Path::new(&place))?.as_fd())
         .map_err(|errno| Failure::caused_by("a named container: cannot bind its directory", errno))?;
-    let lower = mount_point_layer(plan, image)?;
+    let lower = mount_point_layer(plan, &[], image)?;
     let options = format!("{lower},upperdir={place}/upper,workdir={place}/work,userxattr,index=on");
     let flags = if read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
     let end = Instant::now() + TEARDOWN;
@@ -263,18 +268,45 @@ fn named(
     }
 }
 
-/// The missing mount points in a layer over the image. False where the kernel cannot do that.
-fn overlay_mount_points(plan: &Plan, image: &Path) -> Result<bool, Failure> {
-    let lower = mount_point_layer(plan, image)?;
+/// The directories with unpacked files of the image, as they were when they were looked at. A start does without one that
+/// cannot be opened.
+fn open_layers(source: &Source) -> Vec<OwnedFd> {
+    let Source::Served(server) = source else { return Vec::new() };
+    let open = |layer: &LayerDirectory| {
+        let directory = open_directory(&layer.path).ok()?;
+        let found = fstat(&directory).ok()?;
+        ((found.st_dev, found.st_ino) == (layer.dev, layer.ino)).then_some(directory)
+    };
+    server.layers.iter().map_while(open).collect()
+}
+
+/// Gives them places in the scratch root.
+fn bind_layers(layers: Vec<OwnedFd>) -> Result<Vec<PathBuf>, Failure> {
+    let bind_layer = |(number, layer): (usize, OwnedFd)| {
+        let place = PathBuf::from(format!("/unpacked-{number}"));
+        make_directory(&place)?;
+        bind(layer.as_fd(), open_directory(&place)?.as_fd())
+            .map_err(|errno| Failure::caused_by("cannot bind unpacked files", errno))?;
+        Ok(place)
+    };
+    layers.into_iter().enumerate().map(bind_layer).collect()
+}
+
+/// The missing mount points, and unpacked files, in layers over the image. False where the kernel cannot do that.
+fn overlay_mount_points(plan: &Plan, layers: &[PathBuf], image: &Path) -> Result<bool, Failure> {
+    let lower = mount_point_layer(plan, layers, image)?;
     Ok(overlay(&format!("{lower},userxattr"), MsFlags::MS_RDONLY).is_ok())
 }
 
-/// A directory with the missing mount points, and the overlay's option for it and the image.
-fn mount_point_layer(plan: &Plan, image: &Path) -> Result<String, Failure> {
+/// A directory with the missing mount points, and the overlay's option for it, for further layers and for the image.
+fn mount_point_layer(plan: &Plan, layers: &[PathBuf], image: &Path) -> Result<String, Failure> {
     let places = Path::new("/places");
-    make_directory(places)?;
-    add_mount_points(plan, places)?;
-    Ok(format!("lowerdir={}:{}", places.display(), image.display()))
+    if !places.exists() {
+        make_directory(places)?;
+        add_mount_points(plan, places)?;
+    }
+    let layers: String = layers.iter().map(|layer| format!("{}:", layer.display())).collect();
+    Ok(format!("lowerdir={}:{layers}{}", places.display(), image.display()))
 }
 
 fn overlay(options: &str, flags: MsFlags) -> nix::Result<()> {

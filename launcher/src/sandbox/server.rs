@@ -7,11 +7,12 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
@@ -21,11 +22,14 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::Pid;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::processes::own_mount_name;
 use super::watcher::{self, Watch, Watched, WatcherConnection};
 use super::{readahead, standby};
 use crate::plan::Identity;
+use crate::report::megabytes;
+use crate::stage::profile::{Reads, StartProfile, WORTHWHILE};
 use crate::sys;
 
 /// A server that waits for its device.
@@ -33,6 +37,15 @@ pub struct Server {
     process: OwnedFd,
     uid: u32,
     gid: u32,
+    layers: Vec<LayerDirectory>,
+}
+
+/// A directory with files of the image, which an overlay puts over it.
+pub struct LayerDirectory {
+    pub path: PathBuf,
+    /// What was found there.
+    pub dev: u64,
+    pub ino: u64,
 }
 
 /// Whose the files are inside.
@@ -69,11 +82,14 @@ pub struct Mountable {
     uid: u32,
     gid: u32,
     device: File,
+    /// The last one is below the others.
+    pub layers: Vec<LayerDirectory>,
 }
 
 impl Server {
     /// Starts a server for an image, which the user knows as `path` and whose files belong to the user inside. It reads
-    /// ahead what `command` needs. Where there is a lock, it serves when it has that.
+    /// ahead what `command` needs, and what the profile says that its starts read. Where there is a lock, it serves when it has
+    /// that.
     pub fn start(
         image: &Arc<squashfs::Image>,
         path: &Path,
@@ -81,6 +97,7 @@ impl Server {
         owner: Owner,
         watch: &Watch,
         lock: Option<&ServerLock>,
+        profile: Option<&StartProfile>,
     ) -> Result<Server, Failure> {
         let failed = |error: io::Error| Failure::caused_by(UNSTARTED, error);
         let (wait, process) =
@@ -93,15 +110,25 @@ impl Server {
         let until = lock.and_then(|lock| lock.until.as_ref());
         let lock = lock.map(|lock| lock.path.as_path());
         let name = quote(path.as_os_str().as_bytes());
+        // In memory: under its filter the server cannot make a file.
+        let reads =
+            profile.and_then(|_| memfd_create("mizzen-profile", MemfdFlags::CLOEXEC).ok()).map(File::from);
         let mut keep_watching = watch.descriptors();
-        keep_watching.extend([from_server.as_fd(), image.file()]);
-        let mut keep_serving = vec![wait.as_fd(), image.file(), to_watcher.as_fd()];
+        keep_watching.extend([from_server.as_fd(), image.source().original()]);
+        keep_watching.extend(reads.as_ref().map(AsFd::as_fd));
+        let mut keep_serving = vec![wait.as_fd(), to_watcher.as_fd()];
+        keep_serving.extend(image.source().descriptors());
         keep_serving.extend(until.map(AsFd::as_fd));
+        keep_serving.extend(reads.as_ref().map(AsFd::as_fd));
+        // As long as there is a server, nobody removes what is over its files.
+        keep_serving.extend(profile.into_iter().flat_map(StartProfile::locks).map(AsFd::as_fd));
+        let starts = profile.zip(reads.as_ref());
         let starting = sys::spawn_watched(
             &keep_serving,
-            || match serve(&wait, image, command, owner, &to_watcher, lock.map(|lock| (lock, until))) {
+            || match serve(&wait, image, command, owner, &to_watcher, lock.map(|lock| (lock, until)), starts)
+            {
                 Ok(()) => {
-                    to_watcher.ended();
+                    to_watcher.ended(&work_of(image));
                     0
                 }
                 Err(error) => {
@@ -110,7 +137,7 @@ impl Server {
                 }
             },
             &keep_watching,
-            |pid| Watched { name: &name, image, server: &from_server, lock }.watch(pid, watch),
+            |pid| Watched { name: &name, image, server: &from_server, lock, starts }.watch(pid, watch),
             // In the server's place, for whoever wants to talk to it.
             |error| {
                 let _ =
@@ -120,7 +147,11 @@ impl Server {
         .map_err(failed)?;
         // Before the plan: what cannot be started has the time to say so.
         starting.finish().map_err(failed)?;
-        Ok(Server { process, uid, gid })
+        let layers = profile.map_or(&[][..], StartProfile::layers).iter();
+        let layers = layers
+            .map(|layer| LayerDirectory { path: layer.path.clone(), dev: layer.dev, ino: layer.ino })
+            .collect();
+        Ok(Server { process, uid, gid, layers })
     }
 
     /// Has it go on with the connection of another server when that has ended.
@@ -131,19 +162,19 @@ impl Server {
 
     /// Opens the device; called inside the user namespace, where the host's /dev can still be seen.
     pub fn open_device(self) -> Result<Mountable, Failure> {
-        let Server { process, uid, gid } = self;
+        let Server { process, uid, gid, layers } = self;
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
             Failure::caused_by("cannot open /dev/fuse", error)
                 .or_hint("load the kernel module fuse, and give /dev/fuse mode 0666")
         })?;
-        Ok(Mountable { process, uid, gid, device })
+        Ok(Mountable { process, uid, gid, device, layers })
     }
 }
 
 impl Mountable {
     /// Mounts what the server has; called inside the mount namespace.
     pub fn mount(self, place: &Path) -> Result<(), Failure> {
-        let Mountable { process, uid, gid, device } = self;
+        let Mountable { process, uid, gid, device, .. } = self;
         let device_fd = device.as_raw_fd();
         let options = format!(
             "fd={device_fd},rootmode=40755,user_id={uid},group_id={gid},allow_other,default_permissions"
@@ -166,7 +197,10 @@ impl Mountable {
     }
 }
 
-/// The thread that reads ahead. If it fails, nobody needs to know.
+/// A start has calmed down when nothing is read for so long.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The threads that read ahead, and note what is read for the next start. If one fails, nobody needs to know.
 const READ_AHEAD: &str = "read-ahead";
 
 /// What the process does: it reads ahead, waits for its device, and serves until the mount is gone.
@@ -177,6 +211,7 @@ fn serve(
     owner: fuse::Owner,
     watcher: &Arc<WatcherConnection>,
     lock: Option<(&Path, Option<&OwnedFd>)>,
+    starts: Option<(&StartProfile, &File)>,
 ) -> io::Result<()> {
     become_server();
     end_on_panic(Arc::clone(watcher));
@@ -188,15 +223,35 @@ fn serve(
             (fuse::Workers::with_one_queue(threads()), Some(turn))
         }
     };
+    let notes = Arc::clone(watcher);
+    image.source().on_note(Box::new(move |text| notes.note(text)));
+    let reads_file = starts.and_then(|(_, file)| file.try_clone().ok());
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
-    let _ = fuse::filter::install();
+    let _ = fuse::filter::install(image.source().system_calls());
     // Without a thread for it, those who come later do not find this server; those who are there have their files.
     let _ = turn.as_ref().map(standby::Turn::take_lock_later);
-    let (readahead_image, command) = (Arc::clone(image), command.to_vec());
-    // Where there can be no more threads, nothing is read ahead.
-    let _ = std::thread::Builder::new().name(READ_AHEAD.to_owned()).spawn(move || {
-        readahead::read(&readahead_image, &readahead::first_files(&command, &readahead_image))
-    });
+    let recorder = starts.map(|_| Arc::new(fuse::Recorder::new(WORTHWHILE)));
+    let profile = starts.map(|(profile, _)| profile);
+    // One thread for all that need not be done at once. Where there can be no more threads, that is left out.
+    let beside = {
+        let (image, watcher, recorder) = (Arc::clone(image), Arc::clone(watcher), recorder.clone());
+        // What is unpacked is not read through this server.
+        let is_unpacked = profile.is_some_and(|profile| !profile.layers().is_empty());
+        let (command, reads) =
+            (command.to_vec(), profile.and_then(StartProfile::reads_ahead).map(<[u8]>::to_vec));
+        std::thread::Builder::new().name(READ_AHEAD.to_owned()).spawn(move || {
+            if !is_unpacked {
+                readahead::read(&image, &readahead::first_files(&command, &image));
+            }
+            let Some(recorder) = recorder else { return };
+            if let Some(reads) = reads {
+                readahead::read_profile(&image, &reads, &recorder);
+            }
+            if let Some(file) = reads_file {
+                note_reads(&image, &recorder, file, &watcher);
+            }
+        })
+    };
     // The device says that the mount is there; the end of the socket, that there will be none.
     let mut kind = [NEW];
     let message = sys::receive_descriptors(wait, &mut kind, MsgFlags::empty());
@@ -211,7 +266,40 @@ fn serve(
             *told = watcher.damage(file.as_deref(), damage.error);
         }
     };
-    fuse::serve(device, connection, Arc::clone(image), owner, workers, &report)
+    let outcome =
+        fuse::serve(device, connection, Arc::clone(image), owner, workers, recorder.clone(), &report);
+    if let Some((recorder, beside)) = recorder.zip(beside.ok()) {
+        recorder.end();
+        let _ = beside.join();
+    }
+    outcome
+}
+
+/// Has the watcher write down what the start has read, when it has calmed down.
+fn note_reads(
+    image: &squashfs::Image,
+    recorder: &fuse::Recorder,
+    mut file: File,
+    watcher: &WatcherConnection,
+) {
+    let accesses = recorder.take(QUIET);
+    if !accesses.is_empty() && file.write_all(&Reads::text(image, &accesses)).is_ok() {
+        watcher.has_reads(recorder.is_ended());
+    }
+}
+
+/// Where the bytes of an image came from, for people.
+fn work_of(image: &squashfs::Image) -> String {
+    let squashfs::Work { read, inflated } = image.work();
+    let origin = match image.source().missed() {
+        None => String::new(),
+        Some(missed) => format!(
+            ", {} of them from the copy on the node, {} from where the image is",
+            megabytes(read.saturating_sub(missed)),
+            megabytes(missed)
+        ),
+    };
+    format!("{} read{origin}; {} inflated", megabytes(read), megabytes(inflated))
 }
 
 /// As many as can work at once, within reason. (The standard library's answer takes a tenth of a millisecond, for which the
@@ -224,7 +312,7 @@ fn threads() -> usize {
 /// Leaves everything behind that belongs to the job's program rather than to a server for all its tasks.
 fn become_server() {
     let _ = nix::unistd::chdir("/");
-    readahead::use_all_cpus();
+    sys::use_all_cpus();
     // No core files of image data, and no files but those it has.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);

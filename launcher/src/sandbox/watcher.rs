@@ -25,6 +25,7 @@ use super::processes::ContainerProcesses;
 use super::reporter::Reporter;
 use super::standby;
 use crate::image::DAMAGED as DAMAGED_IMAGE;
+use crate::stage::profile::StartProfile;
 use crate::sys;
 use crate::trace::OrDebug;
 
@@ -32,6 +33,8 @@ use crate::trace::OrDebug;
 const KILLED_TOGETHER: Duration = Duration::from_millis(500);
 /// To tell the user, and to end the step on its other nodes, takes less.
 const TELLING: Duration = Duration::from_secs(12);
+/// Containers are made in less, in milliseconds.
+const READY: u16 = 10_000;
 /// No report of a server is longer.
 const LIMIT: usize = 4096;
 
@@ -78,6 +81,16 @@ impl Watch {
         Some(ContainerProcesses::of(received.pop()?).ok()?.with_program(program))
     }
 
+    /// The container, when it is there, without the right to end it.
+    fn look_when_ready(&self) -> Option<ContainerProcesses> {
+        // Another watcher may have taken that right, and ends the container.
+        wait_for(self.claim.as_fd(), PollFlags::POLLIN, PollTimeout::from(READY));
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
+        let (_, mut received) = sys::receive_descriptors(&self.claim, &mut [0], flags).ok()?;
+        let program = self.program.as_ref().and_then(|program| program.try_clone().ok());
+        Some(ContainerProcesses::of(received.pop()?).ok()?.with_program(program))
+    }
+
     /// The same, but waits until the container is there, or its maker has failed.
     fn claim_when_ready(&self) -> Option<ContainerProcesses> {
         wait_for(self.claim.as_fd(), PollFlags::POLLIN, PollTimeout::NONE);
@@ -114,6 +127,8 @@ const DAMAGED: u8 = b'd';
 const UNREADABLE: u8 = b'u';
 const FAILED: u8 = b'f';
 const ENDED: u8 = b'e';
+const READS: u8 = b'r';
+const NOTE: u8 = b'n';
 
 impl WatcherConnection {
     /// A part of a file of the image cannot be read. Returns when the user has been told, and whether they were.
@@ -125,14 +140,24 @@ impl WatcherConnection {
         matches!(read(&self.0, &mut answer), Ok(1)) && answer == [1]
     }
 
+    /// What the start has read is in the file that both have open. The server may be at its end.
+    pub fn has_reads(&self, at_end: bool) {
+        self.say(READS, &[u8::from(at_end)]);
+    }
+
     /// The server cannot go on, for this reason.
     pub fn failed(&self, why: &str) {
         self.say(FAILED, why.as_bytes());
     }
 
-    /// The server ends, as it should.
-    pub fn ended(&self) {
-        self.say(ENDED, b"");
+    /// Something that the user should know, and that ends nothing.
+    pub fn note(&self, text: &str) {
+        self.say(NOTE, text.as_bytes());
+    }
+
+    /// The server ends, as it should, and has done this.
+    pub fn ended(&self, work: &str) {
+        self.say(ENDED, work.as_bytes());
     }
 
     fn say(&self, kind: u8, text: &[u8]) {
@@ -151,6 +176,8 @@ pub struct Watched<'a> {
     pub server: &'a ServerConnection,
     /// The lock of those who serve, if another one may go on.
     pub lock: Option<&'a Path>,
+    /// What is known of the program's starts, and where the server writes what this one reads.
+    pub starts: Option<(&'a StartProfile, &'a File)>,
 }
 
 impl Watched<'_> {
@@ -158,6 +185,9 @@ impl Watched<'_> {
     pub fn watch(&self, pid: Pid, watch: &Watch) {
         become_watcher();
         let made = self.version();
+        if let Some((profile, _)) = self.starts.filter(|(profile, _)| profile.is_to_be_unpacked()) {
+            profile.spawn_unpacker(self.image);
+        }
         let mut last_words = None;
         let mut buffer = [0; LIMIT];
         while let Ok(length @ 1..) = read(&self.server.0, &mut buffer) {
@@ -178,9 +208,23 @@ impl Watched<'_> {
                         container.kill();
                     }
                 }
-                (ENDED, _) => {
+                (READS, at_end) => {
+                    if let Some((profile, file)) = self.starts {
+                        profile.write_from(file);
+                        if at_end == [0] {
+                            profile.spawn_unpacker(self.image);
+                        }
+                    }
+                }
+                (ENDED, work) => {
                     let _ = waitpid(pid, None);
+                    watch.reporter.tell_work(&format!("{}: {}", self.name, quote(work)));
                     return;
+                }
+                (NOTE, text) => {
+                    if let Some(container) = watch.look_when_ready() {
+                        watch.reporter.note(&container, &quote(text));
+                    }
                 }
                 (_, text) => last_words = Some(quote(text)),
             }
@@ -209,7 +253,7 @@ impl Watched<'_> {
 
     /// What changes when somebody writes to the image.
     fn version(&self) -> Option<(u64, i64, i64)> {
-        let file = File::from(self.image.file().try_clone_to_owned().ok()?).metadata().ok()?;
+        let file = File::from(self.image.source().original().try_clone_to_owned().ok()?).metadata().ok()?;
         Some((file.len(), file.mtime(), file.mtime_nsec()))
     }
 

@@ -206,7 +206,8 @@ fn build_and_run(options: &RunOptions, shared: &Shared, listener: OwnedFd) -> Re
 }
 
 fn make(options: &RunOptions, server: &NamespaceServer) -> Result<(Program, Claim), Failure> {
-    let prepared = pipeline::prepare_run(options, Box::new(StderrReporter::for_this_process()), None)?;
+    let reporter = StderrReporter::for_this_process().with_verbosity(options.settings.verbose());
+    let prepared = pipeline::prepare_run(options, Box::new(reporter), None)?;
     let claim = Claim::new()?;
     let (plan, namespaces) = pipeline::build_and_enter(options, prepared)?;
     info_span!("announce").in_scope(|| {

@@ -5,6 +5,7 @@
 //!       sha256-HEX                 an image, named by its content; appears only when it is complete and on disk
 //!       source-KEY.json            which content a source has; KEY is computed from the source's identity
 //!       source-KEY.lock            who copies that source now
+//!       partial-KEY/               a copy in the making, from which the source is used meanwhile (`partial/mod.rs`)
 //!       room.lock                  who evicts now
 //!       temporary-…, broken-…      left by a crash; removed by the next eviction
 //!
@@ -72,6 +73,13 @@ pub struct Cache {
 pub struct Unfinished {
     pub file: File,
     name: Option<(String, OwnedFd)>,
+}
+
+impl Unfinished {
+    /// A file of the cache that has another name, which its maker looks after.
+    pub fn of(file: File) -> Unfinished {
+        Unfinished { file, name: None }
+    }
 }
 
 impl Drop for Unfinished {

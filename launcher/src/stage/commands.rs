@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 use super::cache::{self, Cache, SOURCE, describe};
 use super::copy::verify;
 use super::evict::{self, CachedCopy};
+use super::partial::{self, Listed};
 use super::source::Manifest;
-use super::{Provenance, Requirements, StagingOptions, progress, site};
+use super::{Provenance, Requirements, StagingOptions, profile, progress, site};
 use crate::find_image;
 use crate::image::check_content;
 use crate::layer_cache::{self, CachedLayer};
@@ -67,6 +68,8 @@ impl Stager {
             Provenance::Source => format!("{image}: a directory, used where it is\n"),
             Provenance::Cache => format!("{image}: {digest} was there\n"),
             Provenance::Site => format!("{image}: {digest} is among the site's copies\n"),
+            // Who asks for a copy waits for it.
+            Provenance::ReadThrough => format!("{image}: used where it is\n"),
             Provenance::Copied => format!("{image}: {digest} copied, {}\n", megabytes(ready.opened.size)),
         })
     }
@@ -121,6 +124,18 @@ impl Commands {
             let shared = list(shared)?;
             own.text.push_str(&shared.text);
             own.json["shared"] = shared.json;
+        }
+        let unpacked = profile::list(&self.cache);
+        if !unpacked.is_empty() {
+            let size = unpacked.iter().map(|layer| layer.size).sum();
+            let directory = quote(self.cache.path.as_os_str().as_encoded_bytes());
+            let _ = writeln!(
+                own.text,
+                "{directory}: files unpacked for {}, {}",
+                starts(unpacked.len()),
+                megabytes(size)
+            );
+            own.json["unpacked"] = json!({ "size": size, "count": unpacked.len() });
         }
         let (directory, layers) = self.layers();
         if !layers.is_empty() {
@@ -208,13 +223,19 @@ impl Commands {
     /// Removes copies, named by digest or by source; `all` removes every one that is not in use.
     pub fn remove(&self, names: &[String], all: bool) -> Result<Outcome, Failure> {
         let manifests = manifests(&self.cache)?;
+        let absolute = |name: &str| std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
         let matches = |copy: &CachedCopy, name: &str| {
-            let path = std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
+            let path = absolute(name);
             Digest::parse(name) == Some(copy.digest)
                 || of_copy(&manifests, copy.digest).any(|manifest| Path::new(&manifest.source) == path)
         };
         let copies = self.copies()?;
-        if let Some(name) = names.iter().find(|name| !copies.iter().any(|copy| matches(copy, name))) {
+        let partial = partials(&self.cache)?;
+        let is_of = |one: &Listed, name: &str| one.name == name || Path::new(&one.source) == absolute(name);
+        let is_known = |name: &String| {
+            copies.iter().any(|copy| matches(copy, name)) || partial.iter().any(|one| is_of(one, name))
+        };
+        if let Some(name) = names.iter().find(|name| !is_known(name)) {
             return Err(Failure::new(format!("{}: no copy of it is here", quote(name.as_bytes())))
                 .hint("`mizzen cache list` shows all copies with their digests and sources"));
         }
@@ -238,13 +259,23 @@ impl Commands {
             let _ = writeln!(text, "{}: {state}", copy.digest);
             listed.push(json!({ "digest": copy.digest.to_string(), "removed": removed }));
         }
+        for one in partial.iter().filter(|one| all || names.iter().any(|name| is_of(one, name))) {
+            let removed = partial::remove_unused(&self.cache, &one.name);
+            good &= removed || all;
+            let _ = writeln!(text, "{}: {}", one.name, if removed { "removed" } else { "in use, kept" });
+            listed.push(json!({ "partial": one.name, "removed": removed }));
+        }
         self.forget()?;
+        let unpacked = if all { profile::forget_all(&self.cache) } else { 0 };
+        if unpacked > 0 {
+            let _ = writeln!(text, "unpacked files, {}: removed", megabytes(unpacked));
+        }
         let (_, layers) = self.layers();
         let removed = layers.iter().filter(|layer| all && std::fs::remove_file(&layer.path).is_ok()).count();
         if removed > 0 {
             let _ = writeln!(text, "{removed} converted layers: removed");
         }
-        Ok(Outcome { text, json: json!({ "copies": listed, "layers": removed }), good })
+        Ok(Outcome { text, json: json!({ "copies": listed, "layers": removed, "unpacked": unpacked }), good })
     }
 
     fn copies(&self) -> Result<Vec<CachedCopy>, Failure> {
@@ -268,6 +299,10 @@ impl Commands {
         }
         Ok(())
     }
+}
+
+fn starts(count: usize) -> String {
+    if count == 1 { "1 start".to_owned() } else { format!("{count} starts") }
 }
 
 fn list(cache: &Cache) -> Result<Outcome, Failure> {
@@ -300,12 +335,34 @@ fn list(cache: &Cache) -> Result<Outcome, Failure> {
             })).collect::<Vec<_>>(),
         }));
     }
+    let mut in_the_making = Vec::new();
+    for one in partials(cache)? {
+        let in_use = partial::in_use(cache, &one.name).is_ok_and(|unused| unused.is_none());
+        let used = if in_use { "in use".to_owned() } else { format!("used {} ago", age(one.used.0)) };
+        let percent = (one.present * 100).checked_div(one.size).unwrap_or(0);
+        let (size, source) = (megabytes(one.size), quote(one.source.as_bytes()));
+        let _ = writeln!(text, "{}  {percent} % of {size}  {used}  {source}", one.name);
+        in_the_making.push(json!({
+            "name": one.name,
+            "source": one.source,
+            "size": one.size,
+            "present": one.present,
+            "last_used": one.used.0,
+            "in_use": in_use,
+        }));
+    }
     let total: u64 = copies.iter().map(|copy| copy.size).sum();
     let directory = quote(cache.path.as_os_str().as_encoded_bytes());
     let noun = if copies.len() == 1 { "copy" } else { "copies" };
     let _ = writeln!(text, "{directory}: {} {noun}, {}", copies.len(), megabytes(total));
-    let json = json!({ "directory": directory, "size": total, "copies": listed });
+    let json = json!({ "directory": directory, "size": total, "copies": listed, "partial": in_the_making });
     Ok(Outcome { text, json, good: true })
+}
+
+fn partials(cache: &Cache) -> Result<Vec<Listed>, Failure> {
+    let mut listed = partial::list(cache).map_err(|error| unlisted(cache, &error))?;
+    listed.sort_by_key(|one| std::cmp::Reverse(one.used));
+    Ok(listed)
 }
 
 fn copies(cache: &Cache) -> Result<Vec<CachedCopy>, Failure> {

@@ -11,9 +11,9 @@ use mizzen_core::{Config, Digest, Failure};
 use rustix::fs::{AtFlags, fstat, fstatvfs, statat};
 use rustix::io::Errno;
 
-use super::broadcast;
 use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe};
 use super::lock::{self, Lock};
+use super::{broadcast, partial, profile};
 use crate::report::megabytes;
 
 /// How much the copies may take.
@@ -69,7 +69,7 @@ struct Space {
 
 impl Space {
     /// As it is now: a file that somebody has open keeps its space when it is removed.
-    fn of(cache: &Cache, copies: &[CachedCopy]) -> Result<Space, String> {
+    fn of(cache: &Cache, copies: &[Evictable]) -> Result<Space, String> {
         let disk = fstatvfs(&cache.dir).map_err(describe)?;
         let mut space = Space {
             copies: copies.len(),
@@ -86,6 +86,9 @@ impl Space {
             space.promised = space.promised.saturating_add(size);
             space.free = space.free.saturating_sub(size.saturating_sub(blocks.saturating_mul(512)));
         }
+        // So has a copy in the making.
+        let promised: u64 = copies.iter().map(|copy| copy.size.saturating_sub(copy.taken)).sum();
+        space.free = space.free.saturating_sub(promised);
         Ok(space)
     }
 
@@ -107,11 +110,15 @@ impl Space {
 pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<Lock, String> {
     let lock = lock::lock_with_timeout(cache, "room.lock", TIMEOUT)?;
     sweep(cache);
-    let mut copies =
-        list_copies(cache).map_err(|error| format!("cannot list the copies: {}", cause(&error)))?;
+    let mut copies = evictable(cache)?;
     copies.sort_by_key(|copy| copy.used);
     let no_room = || format!("no room for {} in {}", megabytes(needed), cache.path.display());
     let mut space = Space::of(cache, &copies)?;
+    if space.lacks(needed, limits) || freed > 0 {
+        // They can be made again from the images.
+        profile::remove_all(cache, || false);
+        space = Space::of(cache, &copies)?;
+    }
     // What cannot have room in any case must not cost others their copies.
     if space.without_copies().lacks(needed, limits) {
         return Err(no_room());
@@ -121,16 +128,38 @@ pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Resul
         let Some(index) = copies.iter().position(|copy| remove_unused(cache, &copy.name)) else { break };
         // Those before it are in use.
         let removed = copies.drain(..=index).next_back();
-        missing = missing.saturating_sub(removed.map_or(0, |copy| copy.size));
-        space = Space::of(cache, &list_copies(cache).map_err(|error| error.to_string())?)?;
+        missing = missing.saturating_sub(removed.map_or(0, |copy| copy.taken));
+        space = Space::of(cache, &evictable(cache)?)?;
     }
     if space.lacks(needed, limits) { Err(no_room()) } else { Ok(lock) }
 }
 
 /// Whether the limits hold.
 pub fn is_enough(cache: &Cache, limits: &Limits) -> Result<bool, String> {
-    let copies = list_copies(cache).map_err(|error| format!("cannot list the copies: {}", cause(&error)))?;
-    Ok(!Space::of(cache, &copies)?.lacks(0, limits))
+    Ok(!Space::of(cache, &evictable(cache)?)?.lacks(0, limits))
+}
+
+/// What can be removed to make room: a copy, or one in the making.
+struct Evictable {
+    name: String,
+    /// As a whole.
+    size: u64,
+    /// What it takes by now.
+    taken: u64,
+    used: (i64, u64),
+}
+
+fn evictable(cache: &Cache) -> Result<Vec<Evictable>, String> {
+    let unlisted = |error: std::io::Error| format!("cannot list the copies: {}", cause(&error));
+    let copies = list_copies(cache).map_err(unlisted)?.into_iter().map(|copy| {
+        let CachedCopy { name, size, used, .. } = copy;
+        Evictable { name, size, taken: size, used }
+    });
+    let partial = partial::list(cache).map_err(unlisted)?.into_iter().map(|partial| {
+        let partial::Listed { name, size, taken, used, .. } = partial;
+        Evictable { name, size, taken, used }
+    });
+    Ok(copies.chain(partial).collect())
 }
 
 /// All copies.
@@ -147,6 +176,9 @@ pub fn list_copies(cache: &Cache) -> std::io::Result<Vec<CachedCopy>> {
 
 /// Removes a file unless somebody uses it. Whoever opens it at this moment keeps what they have opened.
 pub fn remove_unused(cache: &Cache, name: &str) -> bool {
+    if name.starts_with(partial::PARTIAL) {
+        return partial::remove_unused(cache, name);
+    }
     // Of root's, anybody can keep one open.
     let is_read_at_once = cache.shared && name.ends_with(".json");
     match cache.open_file(name) {
@@ -170,9 +202,10 @@ pub fn sweep(cache: &Cache) -> usize {
         broadcast::sweep(cache);
     }
     let left = [TEMPORARY, BROKEN].iter().flat_map(|prefix| cache.names(prefix).unwrap_or_default());
-    let removed = left.filter(|name| remove_unused(cache, name)).count();
+    let removed = left.filter(|name| profile::remove(cache, name) || remove_unused(cache, name)).count();
+    let forgotten = partial::sweep(cache);
     forget_sources(cache);
-    removed
+    removed + forgotten
 }
 
 /// Removes locks that nobody holds, and what is known of sources whose copy is gone. Of the sources of one copy only the

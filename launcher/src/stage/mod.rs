@@ -3,6 +3,7 @@
 //!
 //!     source, opened -> root has copied it for all users? -----------------> the site's copy
 //!                    -> known, and its copy is good? ----------------------> the copy
+//!                    -> large, and its content need not be known? ----------> both: a copy is made meanwhile (read_through.rs)
 //!                    -> else, one process at a time: what srun has sent, if it has; room, copy, publish --> the copy
 //!                    -> no room, no lock, no cache: a note --------------> the source
 //!
@@ -11,13 +12,19 @@
 pub mod broadcast;
 pub mod cache;
 pub mod commands;
+mod copier;
 mod copy;
 mod evict;
+mod fetch;
+mod fill;
 mod fs_type;
 mod lock;
 mod obtain;
 pub mod own_directory;
+mod partial;
+pub mod profile;
 mod progress_sink;
+mod read_through;
 mod requirements;
 mod site;
 mod source;
@@ -30,7 +37,7 @@ use std::time::Duration;
 
 use mizzen_core::failure::cause;
 use mizzen_core::fs_server::FsServer;
-use mizzen_core::staging::{Policy, Verify};
+use mizzen_core::staging::{Amount, Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -42,8 +49,10 @@ use broadcast::Delivery;
 use cache::Cache;
 use copy::{CopyError, copy};
 pub use evict::Limits;
-use obtain::obtain;
+use obtain::{existing, obtain};
+pub(crate) use partial::decode as decode_record;
 use progress_sink::{ProgressSink, StderrSink, note, progress};
+pub use read_through::ReadThrough;
 pub use requirements::Requirements;
 use source::{FileIdentity, SourceImage};
 
@@ -55,7 +64,11 @@ pub struct StagingOptions {
     directory: PathBuf,
     verify: Verify,
     limits: Limits,
+    /// How much the files may take that were unpacked for the next starts.
+    unpacked_max_size: Option<Amount>,
     network: Vec<String>,
+    /// Images of this size and larger are used while they are copied; none of them are if there is no such size.
+    read_through: Option<u64>,
     /// What srun has sent to this node.
     deliveries: Vec<Delivery>,
     /// Where root has copies for all users; empty where there are none.
@@ -71,12 +84,15 @@ impl StagingOptions {
     pub fn new(policy: Policy, config: &Config) -> Result<StagingOptions, Failure> {
         let limits = Limits::new(config)?;
         let (directory, network) = (config.stage_directory.clone(), config.network_file_systems.clone());
+        let read_through = Amount::parse(&config.stage_read_through)?;
         Ok(StagingOptions {
             policy,
             directory,
             verify: config.stage_verify,
             limits,
+            unpacked_max_size: Amount::parse(&config.stage_unpacked_max_size)?,
             network,
+            read_through: read_through.map(|amount| amount.of(0)),
             deliveries: Vec::new(),
             site: config.stage_shared.clone(),
             fills_site: false,
@@ -91,12 +107,21 @@ impl StagingOptions {
     }
 
     /// Whether a copy that is there is read before it is used.
-    fn verifies(&self, content_matters: bool) -> bool {
+    pub fn verifies(&self, content_matters: bool) -> bool {
         match self.verify {
             Verify::Never => false,
             Verify::Pinned => content_matters,
             Verify::Always => true,
         }
+    }
+
+    /// Whether an image is used while it is copied: only where nobody has to know its content before.
+    fn reads_through(&self, source: &SourceImage, content_matters: bool) -> bool {
+        self.policy == Policy::Auto
+            && !self.copy_required
+            && !content_matters
+            && self.verify != Verify::Always
+            && self.read_through.is_some_and(|size| source.identity.size >= size)
     }
 
     /// Where every user has a directory on this node.
@@ -118,6 +143,8 @@ pub struct StagedImage {
     pub digest: Option<Digest>,
     /// Where that file comes from.
     pub provenance: Provenance,
+    /// What its bytes are read from, if that is not the file alone.
+    pub through: Option<ReadThrough>,
 }
 
 /// Where the file of an image comes from.
@@ -131,6 +158,8 @@ pub enum Provenance {
     Copied,
     /// A site copy.
     Site,
+    /// Where it was found, as far as a copy that is being made does not have it.
+    ReadThrough,
 }
 
 /// Why there is no copy.
@@ -205,12 +234,24 @@ fn try_stage(
     let with_copy = StagingOptions { policy, copy_required: true, ..staging.clone() };
     let staging = if own_copy { &with_copy } else { staging };
     if opened.kind == ImageKind::Directory {
-        return Ok(StagedImage { opened, digest: None, provenance: Provenance::Source });
+        return Ok(StagedImage { opened, digest: None, provenance: Provenance::Source, through: None });
     }
     let staged = match wanted(&opened, staging.verifies(requirements.content_matters()), staging) {
         Ok(Wanted::Copy(cache, source)) => {
             // One that was not copied completely itself would be copied as a whole, and stay.
             check_superblock(&opened).map_err(StageError::Source)?;
+            let mut sink = StderrSink::new(&opened.path);
+            let through = staging.reads_through(&source, requirements.content_matters())
+                && existing(&cache, &source, &mut sink).is_none();
+            if through {
+                match ReadThrough::start(&cache, &source, &staging.limits) {
+                    Ok(through) => return Ok(read_through(opened, through)),
+                    Err(why) => {
+                        note(&format!("{place} is used where it is: {why}"), None);
+                        return in_place(opened, requirements);
+                    }
+                }
+            }
             Some(obtain(&cache, &source, staging, &mut StderrSink::new(&opened.path)))
         }
         Ok(Wanted::SiteCopy(file, digest)) => Some(Ok((file, digest, Provenance::Site))),
@@ -231,7 +272,8 @@ fn try_stage(
     }
     let ready = match staged {
         Some(Ok((file, digest, provenance))) => {
-            StagedImage { opened: OpenedImage { file, ..opened }, digest: Some(digest), provenance }
+            let opened = OpenedImage { file, ..opened };
+            StagedImage { opened, digest: Some(digest), provenance, through: None }
         }
         Some(Err(StageError::Cache(why))) if staging.copy_required => {
             let failure = Failure::new(format!("no copy: {why}"));
@@ -309,6 +351,11 @@ fn wanted<'a>(
     Ok(if made { Wanted::Copy(cache, source) } else { Wanted::Nothing })
 }
 
+/// The image, with a copy in the making. Nothing is known of its content yet.
+fn read_through(opened: OpenedImage, through: ReadThrough) -> StagedImage {
+    StagedImage { opened, digest: None, provenance: Provenance::ReadThrough, through: Some(through) }
+}
+
 /// The image where it is; read as a whole only if its content matters.
 fn in_place(opened: OpenedImage, requirements: &Requirements) -> Result<StagedImage, StageError> {
     let mode = opened.file.metadata().map_or(0, |found| found.mode());
@@ -318,7 +365,7 @@ fn in_place(opened: OpenedImage, requirements: &Requirements) -> Result<StagedIm
     }
     let digest = requirements.content_matters().then(|| digest(&opened));
     let digest = digest.transpose().map_err(StageError::Source)?;
-    Ok(StagedImage { opened, digest, provenance: Provenance::Source })
+    Ok(StagedImage { opened, digest, provenance: Provenance::Source, through: None })
 }
 
 /// Computes the digest of an image. What cannot be one is not read as a whole first.

@@ -10,11 +10,15 @@ use std::time::{Duration, Instant, SystemTime};
 use mizzen_core::Digest;
 use mizzen_core::failure::cause;
 use rustix::io::Errno;
+use tracing::debug;
 
 use super::cache::{self, Cache, copy_name, describe};
 use super::copy::{CopyError, copy, verify};
 use super::evict::{self, Limits};
+use super::fetch::Fetcher;
+use super::fill::{Filler, Pace, Unfilled};
 use super::lock::{self, Lock, TryLock};
+use super::partial::Partial;
 use super::progress_sink::{Activity, ProgressSink};
 use super::source::{FileIdentity, Manifest, SourceImage};
 use super::{Provenance, StageError, StagingOptions, changing, unreadable};
@@ -73,7 +77,7 @@ pub fn obtain(
 }
 
 /// The copy that is there, if it can be used.
-fn existing(cache: &Cache, source: &SourceImage, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
+pub fn existing(cache: &Cache, source: &SourceImage, sink: &mut dyn ProgressSink) -> Option<(File, Digest)> {
     let (file, digest) = cache.find(&source.identity)?;
     is_sound(cache, source, &file, digest, sink).then_some((file, digest))
 }
@@ -120,6 +124,9 @@ fn make(
 ) -> Result<(File, Digest), StageError> {
     let identity = &source.identity;
     settle(identity);
+    if let Some(made) = complete(cache, source, limits, lock, sink)? {
+        return Ok(made);
+    }
     let mut attempt = |freed| {
         let room = evict::reserve(cache, identity.size, freed, limits);
         fill(cache, source, room.map_err(|why| Full::Other(StageError::Cache(why)))?, lock, sink)
@@ -136,6 +143,35 @@ fn make(
     let unpublished = |errno| StageError::Cache(format!("{}: {}", cache.path.display(), describe(errno)));
     let file = publish(cache, source, unfinished, digest, sink).map_err(unpublished)?;
     Ok((file, digest))
+}
+
+/// Goes on with a copy in the making, if there is one. It has its room already.
+fn complete(
+    cache: &Cache,
+    source: &SourceImage,
+    limits: &Limits,
+    lock: &Lock,
+    sink: &mut dyn ProgressSink,
+) -> Result<Option<(File, Digest)>, StageError> {
+    if cache.shared {
+        return Ok(None);
+    }
+    let opened = Partial::open(cache, &source.identity).or_debug("a copy in the making is not used");
+    let Some(partial) = opened.flatten() else { return Ok(None) };
+    let original = source.file.try_clone().map_err(|error| StageError::Cache(cause(&error)))?;
+    let fetcher = Fetcher::new(partial, original, source.identity.clone());
+    let filler = Filler { fetcher: &fetcher, cache, source, limits, pace: Pace::Foreground };
+    match filler.complete(Some(lock), sink) {
+        Ok(made) => Ok(Some(made)),
+        Err(Unfilled::Source(error)) => Err(StageError::Source(unreadable(source.path, &error))),
+        Err(Unfilled::Changed) => Err(StageError::Source(changing(source.path))),
+        Err(Unfilled::Cache(why)) => {
+            // It may be damaged, or need more room than there is: a copy of its own may do.
+            debug!(why, "a copy in the making cannot be completed");
+            fetcher.partial.remove(cache);
+            Ok(None)
+        }
+    }
 }
 
 /// Gives a copy its name, and remembers it. A good one that is there already, of another source, stays.
@@ -207,7 +243,7 @@ fn fill(
 
 /// A file that is written within the same tick of its file system's clock keeps its times. So the copy begins when that
 /// tick is over: then every later change can be seen. Some servers count whole seconds.
-fn settle(identity: &FileIdentity) {
+pub fn settle(identity: &FileIdentity) {
     let (seconds, nanoseconds) = identity.ctime;
     let tick = if nanoseconds == 0 { Duration::from_millis(1100) } else { Duration::from_millis(50) };
     let Ok(seconds) = u64::try_from(seconds) else { return };

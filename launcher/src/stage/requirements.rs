@@ -34,7 +34,7 @@ impl Requirements {
     }
 
     /// Whether its content has to be known.
-    pub(super) fn content_matters(&self) -> bool {
+    pub fn content_matters(&self) -> bool {
         self.pin.is_some() || self.policy.digests.is_some()
     }
 

@@ -26,7 +26,7 @@ pub struct SourceImage<'a> {
 
 impl<'a> SourceImage<'a> {
     /// An image that has been opened.
-    pub fn new(opened: &'a OpenedImage, verify: bool) -> Result<SourceImage<'a>, StageError> {
+    pub(super) fn new(opened: &'a OpenedImage, verify: bool) -> Result<SourceImage<'a>, StageError> {
         let identity = FileIdentity::of(&opened.file)
             .map_err(|error| StageError::Source(unreadable(&opened.path, &error)))?;
         Ok(SourceImage { path: &opened.path, file: &opened.file, identity, verify })
@@ -58,7 +58,7 @@ impl FileIdentity {
         Ok(FileIdentity::from_stat(&statat(CWD, path, AtFlags::empty())?))
     }
 
-    fn from_stat(stat: &Stat) -> FileIdentity {
+    pub(super) fn from_stat(stat: &Stat) -> FileIdentity {
         FileIdentity {
             mount: String::new(),
             dev: stat.st_dev,

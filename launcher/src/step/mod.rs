@@ -259,7 +259,7 @@ fn join_named(
             (namespaces, facts)
         }
         Found::Running(running) => {
-            let reporter = Box::new(StepReporter::new(handover, channel)?);
+            let reporter = Box::new(StepReporter::new(handover, channel, options.settings.verbose())?);
             running.note.iter().cloned().for_each(|text| notes.tell(text));
             pipeline::enter(*running, options, reporter, alone)?
         }
@@ -332,7 +332,7 @@ fn build(
 ) -> Result<(Namespaces, Plan), Failure> {
     let user_namespace = user_namespace.map(own_user_namespace).transpose()?;
     let host = Host::detect_with(accounts, user_namespace.is_some());
-    let reporter = Box::new(StepReporter::new(handover, channel)?);
+    let reporter = Box::new(StepReporter::new(handover, channel, options.settings.verbose())?);
     let Prepared { plan, sources } = pipeline::prepare(options, &host, reporter, claim)?;
     plan.notes.iter().cloned().for_each(|text| notes.tell(text));
     if let Some(text) = unmapped_groups(&plan.identity, accounts) {

@@ -13,10 +13,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{SigHandler, SigSet, Signal};
 use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
+use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 
 pub use ended::{end_of, end_of_self, is_missing};
 pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace};
@@ -52,7 +53,7 @@ pub fn spawn_watched(
     keep: &[BorrowedFd],
     work: impl FnOnce() -> i32,
     keep_watching: &[BorrowedFd],
-    watch: impl FnOnce(nix::unistd::Pid),
+    watch: impl FnOnce(Pid),
     unstarted: impl FnOnce(&io::Error),
 ) -> io::Result<Starting> {
     spawn_orphan(|| {
@@ -77,7 +78,7 @@ const PANICKED: i32 = 101;
 
 /// A process that is being started as nobody's child: the one between, which is a child for a moment.
 #[must_use]
-pub struct Starting(Option<nix::unistd::Pid>);
+pub struct Starting(Option<Pid>);
 
 impl Starting {
     /// Waits until it is nobody's child, or could not be started.
@@ -252,13 +253,24 @@ pub fn keep_through_exec(fd: i32) {
 }
 
 /// Forks a child that runs `work` and exits with its result; returns the child's pid.
-pub fn spawn_child(work: impl FnOnce() -> i32) -> io::Result<nix::unistd::Pid> {
+pub fn spawn_child(work: impl FnOnce() -> i32) -> io::Result<Pid> {
     match fork_single_threaded()? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
             exit_now(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(PANICKED))
         }
     }
+}
+
+/// Lets others go first on CPUs and disks. Not the idle class: on a node whose job keeps all CPUs busy that would get nothing at all.
+pub fn lower_priority() {
+    const NICE: libc::c_int = 10;
+    const WHO_PROCESS: libc::c_int = 1;
+    const LOWEST_BEST_EFFORT: libc::c_int = 2 << 13 | 7;
+    // SAFETY: takes numbers.
+    unsafe { libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, NICE) };
+    // SAFETY: takes numbers.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, LOWEST_BEST_EFFORT) };
 }
 
 /// A descriptor that becomes readable when this process has ended.
@@ -442,6 +454,26 @@ pub fn loopback_up() -> io::Result<()> {
     // SAFETY: our own descriptor, closed once.
     unsafe { libc::close(socket) };
     outcome
+}
+
+/// From now on the calling thread gets what others leave of the processors and the disks.
+pub fn work_in_background() {
+    const IOPRIO_WHO_PROCESS: libc::c_int = 1;
+    const IDLE: libc::c_int = 3 << 13;
+    // To the kernel a thread is a process here. It may always become less. With 19 a node whose processors are all busy would
+    // let it wait for seconds, with chunks that others want.
+    let _ = rustix::process::setpriority_process(None, 10);
+    // SAFETY: takes three numbers; 0 is the calling thread.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IDLE) };
+}
+
+/// Task 0 may be pinned to one CPU; what works for all may use all that the step has, to which the kernel limits this.
+pub fn use_all_cpus() {
+    let mut all = CpuSet::new();
+    for cpu in 0..CpuSet::count() {
+        let _ = all.set(cpu);
+    }
+    let _ = sched_setaffinity(Pid::from_raw(0), &all);
 }
 
 /// Lets the disk begin to write a part of a file. It only makes a later fsync shorter.

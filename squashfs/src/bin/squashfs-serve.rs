@@ -54,8 +54,8 @@ fn run() -> Result<(), BoxError> {
     mount("squashfs-serve", mountpoint.as_str(), "fuse", flags, CString::new(options)?.as_c_str())?;
     let workers = Workers::new(threads);
     rustix::thread::set_no_new_privs(true)?;
-    filter::install()?;
-    serve(device, Connection::New, Arc::new(image), owner, workers, &|damage| {
+    filter::install(&[])?;
+    serve(device, Connection::New, Arc::new(image), owner, workers, None, &|damage| {
         eprintln!("squashfs-serve: {}", damage.error)
     })?;
     Ok(())

@@ -57,7 +57,6 @@ pub mod opcode {
 pub mod capability {
     pub const ASYNC_READ: u32 = 1 << 0;
     pub const DO_READDIRPLUS: u32 = 1 << 13;
-    pub const READDIRPLUS_AUTO: u32 = 1 << 14;
     pub const NO_OPEN_SUPPORT: u32 = 1 << 17;
     pub const PARALLEL_DIROPS: u32 = 1 << 18;
     pub const MAX_PAGES: u32 = 1 << 22;

@@ -113,8 +113,9 @@ fn conditions() -> [Condition; 9] {
 }
 
 /// From now on this thread, and those that it starts, can make no other system calls: the kernel ends the process by SIGSYS.
-/// Needs no_new_privs. An error means that the kernel has no filters, and changes nothing.
-pub fn install() -> io::Result<()> {
+/// Needs no_new_privs. An error means that the kernel has no filters, and changes nothing. `more` are calls that this server needs
+/// beside those of all servers ([`crate::ByteSource::system_calls`]).
+pub fn install(more: &[c_long]) -> io::Result<()> {
     let architecture = ARCHITECTURE.ok_or(io::ErrorKind::Unsupported)?;
     // The crate asks the kernel when it is asked first, by calls that are refused from now on.
     let _ = rustix::param::page_size();
@@ -122,7 +123,7 @@ pub fn install() -> io::Result<()> {
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(io::stderr(), "{panic}");
     }));
-    load_program(program(architecture))
+    load_program(program(architecture, more))
 }
 
 /// A system call that is answered without being made.
@@ -196,11 +197,11 @@ const ARGUMENTS: u32 = 16;
 
 /// The filter. Calls of another architecture's ABI have other numbers: they end the process too, and so do those of x32,
 /// whose numbers are not in the table.
-fn program(architecture: u32) -> Vec<sock_filter> {
+fn program(architecture: u32, more: &[c_long]) -> Vec<sock_filter> {
     let (allow, kill) = (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS);
     let mut program =
         vec![step(LOAD, ARCH), jump(architecture, 1, 0), step(RETURN, kill), step(LOAD, NUMBER)];
-    for call in ALLOWED {
+    for call in ALLOWED.iter().chain(more) {
         program.extend([jump(*call as u32, 0, 1), step(RETURN, allow)]);
     }
     for (call, errno) in REFUSED {

@@ -14,8 +14,9 @@ use super::send;
 
 /// All that helps a file system which never changes.
 const WANTED: u32 = capability::ASYNC_READ
+    // Always, and not only when the kernel believes that it helps (READDIRPLUS_AUTO): Python lists each directory of packages, and
+    // then looks up what is in it.
     | capability::DO_READDIRPLUS
-    | capability::READDIRPLUS_AUTO
     | capability::NO_OPEN_SUPPORT
     | capability::PARALLEL_DIROPS
     | capability::MAX_PAGES

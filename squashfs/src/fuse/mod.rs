@@ -7,11 +7,13 @@
 //! Run by: the user, in the FUSE server process.
 
 mod abi;
+mod ahead;
 mod device;
 mod entries;
 pub mod filter;
 mod init;
 mod operations;
+mod recorder;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +24,7 @@ use std::sync::Arc;
 use abi::{Message, Request, answer_head};
 use device::{Device, Spare};
 use operations::{Answer, Server};
+pub use recorder::{Access, Recorder};
 
 use crate::reader::{Error, Image, InodeRef};
 
@@ -87,13 +90,14 @@ pub fn with_own_queue(device: OwnedFd, spare: OwnedFd) -> io::Result<OwnedFd> {
 /// `device` is the descriptor that the file system was mounted with, read-only, with `default_permissions`
 /// (the server checks none) and `rootmode=40000`. A process that meets a damaged part of the image gets EIO,
 /// which says little, so `report` is told before that what is wrong, each time. (Not when the kernel reads ahead: what
-/// nobody asked for harms nobody.)
+/// nobody asked for harms nobody.) What is read is told to the recorder, if there is one.
 pub fn serve(
     device: OwnedFd,
     connection: Connection,
     image: Arc<Image>,
     owner: Owner,
     workers: Workers,
+    recorder: Option<Arc<Recorder>>,
     report: &(dyn Fn(&Damage) + Sync),
 ) -> io::Result<()> {
     let Workers { threads, spares } = workers;
@@ -105,7 +109,7 @@ pub fn serve(
         },
         Connection::Resumed => init::resume(&device),
     };
-    let server = Server::new(image, owner, features);
+    let server = Server::new(image, owner, features, recorder);
     std::thread::scope(|scope| {
         let mut others = Vec::new();
         let mut spares = spares.into_iter();
@@ -118,11 +122,17 @@ pub fn serve(
             let Ok(thread) = std::thread::Builder::new().spawn_scoped(scope, work) else { break };
             others.push(thread);
         }
+        // Without them the mount is slower, not broken.
+        for _ in 0..threads.saturating_sub(1).min(ahead::MAX_THREADS) {
+            let server = &server;
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || server.ahead.decode(&server.image));
+        }
         let mut result = answer_requests(&device, &server, report);
         for thread in others {
             result = result
                 .and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a server thread panicked"))));
         }
+        server.ahead.close();
         result
     })
 }

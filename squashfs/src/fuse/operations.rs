@@ -12,9 +12,11 @@ use rustix::io::Errno;
 
 use super::Owner;
 use super::abi::{Message, Request, opcode, open_flag};
+use super::ahead::Ahead;
 use super::entries::{EntryList, FOREVER, Name, attributes, entry, no_entry, reference_of};
 use super::init::Features;
-use crate::reader::{EntryType, Error, Image, Inode, Kind, Piece};
+use super::recorder::{Access, Recorder};
+use crate::reader::{EntryType, Error, Image, Inode, InodeRef, Kind, Piece};
 
 /// The offsets of `.` and `..` in a listing come before those of the image.
 const DOTS: u64 = 2;
@@ -26,7 +28,9 @@ const MAX_UNREADABLE: usize = 64;
 pub struct Server {
     pub image: Arc<Image>,
     pub owner: Owner,
+    pub ahead: Ahead,
     features: Features,
+    recorder: Option<Arc<Recorder>>,
     /// Parts of files, by their nodes, that could not be read.
     unreadable: Mutex<Vec<(u64, Range<u64>)>>,
 }
@@ -87,8 +91,14 @@ impl Failure {
 }
 
 impl Server {
-    pub fn new(image: Arc<Image>, owner: Owner, features: Features) -> Server {
-        Server { image, owner, features, unreadable: Mutex::default() }
+    pub fn new(
+        image: Arc<Image>,
+        owner: Owner,
+        features: Features,
+        recorder: Option<Arc<Recorder>>,
+    ) -> Server {
+        let ahead = Ahead::new(image.superblock().block_size);
+        Server { image, owner, ahead, features, recorder, unreadable: Mutex::default() }
     }
 
     pub fn block_size(&self) -> u32 {
@@ -168,6 +178,9 @@ impl Server {
         match self.image.lookup(&self.inode(request)?, name)? {
             Some(reference) => {
                 let inode = self.image.inode(reference)?;
+                if let Kind::File(_) = inode.kind {
+                    self.record(reference, 0, 0);
+                }
                 entry(message, &inode, self.owner, self.block_size());
             }
             None => no_entry(message),
@@ -184,7 +197,16 @@ impl Server {
 
     fn read(&self, request: &Request<'_>) -> Result<Answer> {
         let (offset, len) = range(request)?;
-        Ok(Answer::Contents(self.image.read(&self.inode(request)?, offset, len)?))
+        let inode = self.inode(request)?;
+        self.ahead.follow(inode.reference, offset, len as u64, inode.size());
+        self.record(inode.reference, offset, len as u64);
+        Ok(Answer::Contents(self.image.read(&inode, offset, len)?))
+    }
+
+    fn record(&self, file: InodeRef, offset: u64, len: u64) {
+        if let Some(recorder) = &self.recorder {
+            recorder.add(Access { file, offset, len });
+        }
     }
 
     fn read_dir(&self, request: &Request<'_>, message: &mut Message, with_attributes: bool) -> Result<()> {

@@ -75,7 +75,7 @@ fn server(features: Features) -> Server {
     assert!(Command::new("mksquashfs").args(arguments).output().unwrap().status.success());
     let image = Image::open(File::open(image).unwrap(), 0).unwrap();
     fs::remove_dir_all(dir).unwrap();
-    Server::new(Arc::new(image), Owner::Image, features)
+    Server::new(Arc::new(image), Owner::Image, features, None)
 }
 
 fn answer(server: &Server, bytes: &[u8]) -> Result<Vec<u8>, Errno> {

@@ -62,24 +62,21 @@ impl Compressor {
         }
     }
 
-    /// Decodes `input`, which starts at byte `at` of the image, into a buffer of at most `limit` bytes.
-    pub fn decompress(self, input: &[u8], limit: usize, at: u64) -> Result<Box<[u8]>> {
-        let mut output = vec![0; limit];
+    /// Decodes `input`, which starts at byte `at` of the image, into `output`, and tells how many bytes of that it has filled.
+    pub fn decompress(self, input: &[u8], output: &mut [u8], at: u64) -> Result<usize> {
         let decoded = match self {
-            Compressor::Gzip => DEFLATE.with_borrow_mut(|d| d.zlib_decompress(input, &mut output).ok()),
+            Compressor::Gzip => DEFLATE.with_borrow_mut(|d| d.zlib_decompress(input, output).ok()),
             Compressor::Lzma => Stream::new_lzma_decoder(LZMA_MEMORY_LIMIT)
                 .ok()
-                .and_then(|stream| run_lzma(stream, input, &mut output)),
+                .and_then(|stream| run_lzma(stream, input, output)),
             Compressor::Xz => Stream::new_stream_decoder(LZMA_MEMORY_LIMIT, 0)
                 .ok()
-                .and_then(|stream| run_lzma(stream, input, &mut output)),
-            Compressor::Lzo => lzo::decompress(input, &mut output).ok(),
-            Compressor::Lz4 => lz4_flex::block::decompress_into(input, &mut output).ok(),
-            Compressor::Zstd => ZSTD.with_borrow_mut(|context| run_zstd(context, input, &mut output)),
+                .and_then(|stream| run_lzma(stream, input, output)),
+            Compressor::Lzo => lzo::decompress(input, output).ok(),
+            Compressor::Lz4 => lz4_flex::block::decompress_into(input, output).ok(),
+            Compressor::Zstd => ZSTD.with_borrow_mut(|context| run_zstd(context, input, output)),
         };
-        let length = decoded.ok_or(Error::Decompress { compressor: self.name(), at })?;
-        output.truncate(length);
-        Ok(output.into_boxed_slice())
+        decoded.ok_or(Error::Decompress { compressor: self.name(), at })
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::Image;
 use super::block_index::Blocks;
+use super::buffers::Block;
 use super::bytes::{u32_at, u64_at};
 use super::error::{Error, Result};
 use super::inode::{Inode, Kind, RegularFile};
@@ -28,7 +29,7 @@ thread_local! {
 #[derive(Debug, Clone)]
 pub enum Piece {
     /// A part of a decoded block.
-    Block(Arc<Box<[u8]>>, Range<usize>),
+    Block(Arc<Block>, Range<usize>),
     /// A hole, or a part of one.
     Hole(usize),
 }
@@ -137,21 +138,25 @@ impl Image {
         Ok(Piece::Block(block, range))
     }
 
-    fn load_data(&self, position: u64, size: StoredSize) -> Result<Box<[u8]>> {
+    fn load_data(&self, position: u64, size: StoredSize) -> Result<Block> {
         let len = size.bytes() as usize;
+        let block_size = self.superblock.block_size as usize;
         if !size.is_compressed() {
-            let mut bytes = vec![0; len];
-            self.read_image(position, &mut bytes)?;
-            return Ok(bytes.into_boxed_slice());
+            return Block::filled(block_size, |buffer| {
+                let buffer =
+                    buffer.get_mut(..len).ok_or(Error::Corrupt("a data block of the wrong length"))?;
+                self.read_image(position, buffer)?;
+                Ok(len)
+            });
         }
-        COMPRESSED.with_borrow_mut(|buffer| {
-            if buffer.len() < len {
-                buffer.resize(len, 0);
+        COMPRESSED.with_borrow_mut(|compressed| {
+            if compressed.len() < len {
+                compressed.resize(len, 0);
             }
-            let input = buffer.get_mut(..len).ok_or(Error::Corrupt("a data block of the wrong length"))?;
+            let input =
+                compressed.get_mut(..len).ok_or(Error::Corrupt("a data block of the wrong length"))?;
             self.read_image(position, input)?;
-            let limit = self.superblock.block_size as usize;
-            self.superblock.compressor.decompress(input, limit, position)
+            Block::filled(block_size, |buffer| self.inflate(input, buffer, position))
         })
     }
 }

@@ -176,7 +176,12 @@ impl Image {
             .filter(|body| !body.is_empty())
             .ok_or(Error::Corrupt("a metadata block has an impossible length"))?;
         let bytes = match head & STORED {
-            0 => self.superblock.compressor.decompress(body, METADATA_LEN, position)?,
+            0 => {
+                let mut decoded = vec![0; METADATA_LEN];
+                let len = self.inflate(body, &mut decoded, position)?;
+                decoded.truncate(len);
+                decoded.into_boxed_slice()
+            }
             _ => body.into(),
         };
         let next = position.checked_add((HEAD_LEN + stored_len) as u64);

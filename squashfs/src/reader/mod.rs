@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod block_index;
+mod buffers;
 mod bytes;
 mod cache;
 mod codec;
@@ -19,14 +20,15 @@ mod inode;
 mod lzo;
 mod metadata;
 mod path;
+mod source;
 mod superblock;
 mod xattr;
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use block_index::BlockIndex;
+use buffers::Block;
 use cache::Cache;
 use data::FRAGMENT_RECORD_LEN;
 use metadata::{MetadataBlock, Table};
@@ -38,6 +40,7 @@ pub use directory::{Entry, EntryType, Listing};
 pub use error::{Error, Result};
 pub use inode::{Directory, Inode, Kind, RegularFile, Symlink};
 pub use metadata::InodeRef;
+pub use source::{ByteSource, TellNote};
 pub use superblock::Superblock;
 
 // The caches, together with one block in work per thread, keep a server of 8 threads below 64 MiB.
@@ -53,26 +56,42 @@ const METADATA_READAHEAD: u64 = 4 << 20;
 
 /// An open image.
 pub struct Image {
-    file: File,
-    /// Where the image starts in the file.
+    source: Box<dyn ByteSource>,
+    /// Where the image starts in the source.
     offset: u64,
     superblock: Superblock,
     ids: Vec<u32>,
     fragment_table: Option<Table>,
     xattrs: Option<XattrTables>,
     metadata: Cache<MetadataBlock>,
-    fragments: Cache<Box<[u8]>>,
-    blocks: Cache<Box<[u8]>>,
+    fragments: Cache<Block>,
+    blocks: Cache<Block>,
     block_index: BlockIndex,
+    read: AtomicU64,
+    inflated: AtomicU64,
+}
+
+/// What has been done with an image, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    /// Read from the source.
+    pub read: u64,
+    /// What came of inflating.
+    pub inflated: u64,
 }
 
 impl Image {
     /// Opens the image that starts at byte `offset` of `file`, and checks all that can be checked without
     /// reading the whole: the superblock, the tables' bounds, the ids, the root directory.
     pub fn open(file: File, offset: u64) -> Result<Image> {
-        let superblock = Superblock::read(&file, offset)?;
+        Image::open_source(Box::new(file), offset)
+    }
+
+    /// The same, wherever its bytes come from.
+    pub fn open_source(source: Box<dyn ByteSource>, offset: u64) -> Result<Image> {
+        let superblock = Superblock::read(&*source, offset)?;
         let mut image = Image {
-            file,
+            source,
             offset,
             ids: Vec::new(),
             fragment_table: None,
@@ -81,6 +100,8 @@ impl Image {
             fragments: Cache::new(FRAGMENT_CACHE, 1),
             blocks: Cache::new(BLOCK_CACHE, 1),
             block_index: BlockIndex::default(),
+            read: AtomicU64::new(0),
+            inflated: AtomicU64::new(0),
             superblock,
         };
         image.prefetch_metadata();
@@ -91,9 +112,14 @@ impl Image {
         Ok(image)
     }
 
-    /// The file that it is read from, for who must know which descriptors are needed.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// Where its bytes come from, for those who must know which descriptors are needed.
+    pub fn source(&self) -> &dyn ByteSource {
+        &*self.source
+    }
+
+    /// What has been done with it so far.
+    pub fn work(&self) -> Work {
+        Work { read: self.read.load(Ordering::Relaxed), inflated: self.inflated.load(Ordering::Relaxed) }
     }
 
     /// The superblock, for statfs and reports.
@@ -131,12 +157,7 @@ impl Image {
         let start = self.superblock.inode_table;
         let len = (self.superblock.bytes_used - start).min(METADATA_READAHEAD);
         if let Some(start) = self.offset.checked_add(start) {
-            let _ = rustix::fs::fadvise(
-                &self.file,
-                start,
-                std::num::NonZeroU64::new(len),
-                rustix::fs::Advice::WillNeed,
-            );
+            self.source.will_need(start, len);
         }
     }
 
@@ -147,6 +168,14 @@ impl Image {
             return Err(Error::Corrupt("a position outside the image"));
         }
         let in_file = self.offset.checked_add(position).ok_or(Error::Corrupt("a position overflows"))?;
-        self.file.read_exact_at(buffer, in_file).map_err(|source| Error::Io { at: position, source })
+        self.read.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+        self.source.read_exact_at(buffer, in_file).map_err(|source| Error::Io { at: position, source })
+    }
+
+    /// Inflates what was read at byte `position`; tells how many bytes of `output` it has filled.
+    fn inflate(&self, input: &[u8], output: &mut [u8], position: u64) -> Result<usize> {
+        let inflated = self.superblock.compressor.decompress(input, output, position)?;
+        self.inflated.fetch_add(inflated as u64, Ordering::Relaxed);
+        Ok(inflated)
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Run by: the user, in the launcher and in the FUSE server process.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::Image;
 use super::directory::EntryType;
@@ -63,24 +63,36 @@ impl Image {
 
     /// A path that leads to an inode, if it is soon found. Directories that cannot be read are passed over.
     pub fn path_of(&self, wanted: InodeRef) -> Option<Vec<u8>> {
+        self.paths_of(&HashSet::from([wanted])).remove(&wanted)
+    }
+
+    /// The same for many inodes at once: those that are soon found, each with one path.
+    pub fn paths_of(&self, wanted: &HashSet<InodeRef>) -> HashMap<InodeRef, Vec<u8>> {
+        let mut found = HashMap::new();
         let mut directories = VecDeque::from([(self.superblock.root, Vec::new())]);
         let mut left = MAX_NAMES;
         while let Some((reference, path)) = directories.pop_front() {
             let Ok(directory) = self.inode(reference) else { continue };
             let Ok(mut listing) = self.read_dir(&directory, 0) else { continue };
             while let Ok(Some(entry)) = listing.next() {
-                left = left.checked_sub(1)?;
-                let below = [&path, b"/".as_slice(), entry.name].concat();
-                if entry.inode == wanted {
-                    return Some(below);
+                if left == 0 || found.len() == wanted.len() {
+                    return found;
+                }
+                left -= 1;
+                let below = || [&path, b"/".as_slice(), entry.name].concat();
+                if wanted.contains(&entry.inode) {
+                    found.entry(entry.inode).or_insert_with(below);
                 }
                 let is_directory = entry.file_type == EntryType::Directory;
-                if is_directory && below.len() < MAX_PATH && directories.len() < MAX_DIRECTORIES {
-                    directories.push_back((entry.inode, below));
+                if is_directory
+                    && path.len() + 1 + entry.name.len() < MAX_PATH
+                    && directories.len() < MAX_DIRECTORIES
+                {
+                    directories.push_back((entry.inode, below()));
                 }
             }
         }
-        None
+        found
     }
 
     /// The contents of the regular file at `path`, which must not be larger than `limit`.

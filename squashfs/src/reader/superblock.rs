@@ -2,13 +2,11 @@
 //!
 //! Run by: the user, in the launcher and in the FUSE server process.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
 use super::bytes::{u16_at, u32_at, u64_at};
 use super::codec::Compressor;
 use super::error::{Error, Result};
 use super::metadata::InodeRef;
+use super::source::ByteSource;
 
 /// Bytes of a superblock on disk.
 pub const SUPERBLOCK_LEN: u64 = 96;
@@ -50,16 +48,15 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// Reads and checks the superblock of the image that starts at `offset` of `file`.
-    pub fn read(file: &File, offset: u64) -> Result<Superblock> {
-        let io = |source| Error::Io { at: 0, source };
-        let file_len = file.metadata().map_err(io)?.len();
-        let present = file_len.saturating_sub(offset);
+    /// Reads and checks the superblock of the image that starts at `offset` of `source`.
+    pub fn read(source: &dyn ByteSource, offset: u64) -> Result<Superblock> {
+        let io = |error| Error::Io { at: 0, source: error };
+        let present = source.size().map_err(io)?.saturating_sub(offset);
         let mut raw = [0; SUPERBLOCK_LEN as usize];
         if present < SUPERBLOCK_LEN {
             return Err(Error::TooShort { len: present });
         }
-        file.read_exact_at(&mut raw, offset).map_err(io)?;
+        source.read_exact_at(&mut raw, offset).map_err(io)?;
         check_identity(&raw)?;
         let superblock = parse(&raw)?;
         if superblock.bytes_used > present {

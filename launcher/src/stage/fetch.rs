@@ -1,0 +1,254 @@
+//! Brings chunks of an image from its original into the copy in the making, for those who wait for them and for the background.
+//! Runs as the user on the host, in the copier process.
+//!
+//! A chunk is read once, whoever asks: one thread of one process has its lock, and the others wait until it is marked. That
+//! wait has an end, because a process that is stopped keeps its locks; who has waited too long reads the original itself.
+//!
+//! What was read is kept only if the original is still the file that was opened: so a copy never has parts of two.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, fstat, statx};
+use rustix::io::Errno;
+
+use super::fs_type;
+use super::partial::{CHUNK, Partial};
+use super::source::FileIdentity;
+
+/// As many chunks are read at once.
+const AT_ONCE: u64 = 8;
+/// Nobody waits longer for a chunk that another process has begun to fetch: that may be stopped, or get no processor.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// How often those who wait look at what other processes have marked.
+const LOOK: Duration = Duration::from_millis(2);
+/// As many readers that go forward are told apart.
+const STREAMS: usize = 8;
+
+/// Why no more chunks are fetched, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// The original is not what it was: it was replaced, or written to.
+    Changed,
+    /// The copy cannot be written.
+    Unwritable(i32),
+}
+
+/// What came of a demand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetched {
+    /// The copy has the chunks.
+    Kept,
+    /// The copy does not get them, for this reason if there is one: the original has them.
+    Unkept(i32),
+    /// The original is not what it was.
+    Changed,
+    /// It cannot be read.
+    Unreadable(i32),
+}
+
+/// What fetches.
+pub struct Fetcher {
+    pub partial: Partial,
+    pub original: File,
+    pub identity: FileIdentity,
+    is_fuse: bool,
+    /// The chunks that threads of this process fetch now.
+    busy: Mutex<HashSet<u64>>,
+    freed: Condvar,
+    stopped: OnceLock<Stopped>,
+    /// Where the last demands ended.
+    streams: Mutex<Vec<Stream>>,
+}
+
+/// Somebody who reads forward.
+struct Stream {
+    end: u64,
+    /// As many chunks are fetched for them at once.
+    window: u64,
+}
+
+impl Fetcher {
+    /// `partial` must have descriptors that no other process has.
+    pub fn new(partial: Partial, original: File, identity: FileIdentity) -> Fetcher {
+        // Whole chunks are read, in any order: what the kernel would read beside them would be read twice.
+        let _ = fadvise(&original, 0, None, Advice::Random);
+        Fetcher {
+            partial,
+            is_fuse: fs_type::is_fuse(&original),
+            original,
+            identity,
+            busy: Mutex::default(),
+            freed: Condvar::new(),
+            stopped: OnceLock::new(),
+            streams: Mutex::default(),
+        }
+    }
+
+    /// Why nothing is fetched any more.
+    pub fn stopped(&self) -> Option<Stopped> {
+        self.stopped.get().copied()
+    }
+
+    /// Whether what was just read of the original is what it had when it was opened.
+    fn has_same_content(&self) -> bool {
+        if self.is_fuse {
+            refresh(&self.original);
+        }
+        has_same_content(&self.original, &self.identity)
+    }
+
+    /// Whether the original is the file that was opened, under its name.
+    pub fn is_unchanged(&self) -> bool {
+        refresh(&self.original);
+        FileIdentity::of(&self.original)
+            .is_ok_and(|now| FileIdentity { mount: self.identity.mount.clone(), ..now } == self.identity)
+    }
+
+    /// Nothing is fetched any more.
+    pub fn stop(&self, why: Stopped) {
+        let _ = self.stopped.set(why);
+    }
+
+    /// Brings chunks that somebody waits for.
+    pub fn demand(&self, wanted: Range<u64>) -> Fetched {
+        self.partial.note_demand();
+        let begin = Instant::now();
+        let mut at = wanted.start;
+        let mut end = self.window(&wanted);
+        while at < wanted.end {
+            if self.partial.has(at) {
+                at += 1;
+                continue;
+            }
+            match self.stopped() {
+                Some(Stopped::Changed) => return Fetched::Changed,
+                Some(Stopped::Unwritable(errno)) => return Fetched::Unkept(errno),
+                None => {}
+            }
+            match self.fetch(at..end) {
+                Ok(Some(fetched)) => at = fetched.end,
+                // Another one fetches it.
+                Ok(None) if begin.elapsed() > PATIENCE => return Fetched::Unkept(0),
+                Ok(None) => self.wait(),
+                Err(error) if self.stopped().is_none() => {
+                    return Fetched::Unreadable(error.raw_os_error().unwrap_or(libc::EIO));
+                }
+                // Why it has stopped is told.
+                Err(_) => end = wanted.end,
+            }
+        }
+        Fetched::Kept
+    }
+
+    /// Fetches as many of the first chunks as are missing and nobody else fetches. None if the first is not to be had.
+    pub fn fetch(&self, wanted: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let claim = self.claim(wanted);
+        if claim.chunks.is_empty() {
+            return Ok(None);
+        }
+        self.fill(&claim.chunks)?;
+        Ok(Some(claim.chunks.clone()))
+    }
+
+    fn claim(&self, wanted: Range<u64>) -> Claim<'_> {
+        let mut busy = self.busy();
+        let mut end = wanted.start;
+        while end < wanted.end.min(wanted.start + AT_ONCE) {
+            if busy.contains(&end) || self.partial.has(end) || !self.partial.try_lock(end) {
+                break;
+            }
+            // Its last holder may have fetched it before it gave the lock back.
+            if self.partial.has(end) {
+                self.partial.unlock(end);
+                break;
+            }
+            busy.insert(end);
+            end += 1;
+        }
+        Claim { fetcher: self, chunks: wanted.start..end }
+    }
+
+    fn fill(&self, chunks: &Range<u64>) -> io::Result<()> {
+        let begin = chunks.start * CHUNK;
+        let length = (chunks.end * CHUNK).min(self.partial.size) - begin;
+        let mut content = vec![0; length as usize];
+        let read = self.original.read_exact_at(&mut content, begin);
+        // Looked at after reading: what was read of a file that is still the same is of that file.
+        if !self.has_same_content() {
+            self.stop(Stopped::Changed);
+            return Err(Errno::STALE.into());
+        }
+        read?;
+        let _ = fadvise(&self.original, begin, std::num::NonZeroU64::new(length), Advice::DontNeed);
+        self.partial.keep(chunks.clone(), &content).inspect_err(|error| {
+            self.stop(Stopped::Unwritable(error.raw_os_error().unwrap_or(libc::EIO)));
+        })
+    }
+
+    /// Up to where chunks are fetched for a demand: further than it goes for those who read forward.
+    fn window(&self, wanted: &Range<u64>) -> u64 {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = streams.iter().position(|stream| (stream.end..=stream.end + 1).contains(&wanted.start));
+        let window = match known {
+            Some(place) => (streams.remove(place).window * 2).min(AT_ONCE),
+            None => 1,
+        };
+        let end = wanted.end.max(wanted.start + window).min(super::partial::chunks(self.partial.size));
+        if streams.len() >= STREAMS {
+            streams.remove(0);
+        }
+        streams.push(Stream { end, window });
+        end
+    }
+
+    /// Where somebody goes on to read, as far as one can guess.
+    pub fn ahead_of_demand(&self) -> Option<u64> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner).last().map(|stream| stream.end)
+    }
+
+    fn wait(&self) {
+        let busy = self.busy();
+        let _ = self.freed.wait_timeout(busy, LOOK);
+    }
+
+    fn busy(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to fetch chunks, as long as it lives.
+struct Claim<'a> {
+    fetcher: &'a Fetcher,
+    chunks: Range<u64>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut busy = self.fetcher.busy();
+        for chunk in self.chunks.clone() {
+            self.fetcher.partial.unlock(chunk);
+            busy.remove(&chunk);
+        }
+        drop(busy);
+        self.fetcher.freed.notify_all();
+    }
+}
+
+/// Whether what is read from an open file is still what it had when it was opened. One that has lost its name has another
+/// time of change since then, and the same content. (An error, such as ESTALE, means that it is gone.)
+pub fn has_same_content(file: &File, identity: &FileIdentity) -> bool {
+    let Ok(stat) = fstat(file) else { return false };
+    let now = FileIdentity { mount: identity.mount.clone(), ..FileIdentity::from_stat(&stat) };
+    now == *identity || stat.st_nlink == 0 && FileIdentity { ctime: identity.ctime, ..now } == *identity
+}
+
+/// Has the file system be asked anew: what a FUSE server says of a file, the kernel believes for a while.
+fn refresh(file: &File) {
+    let _ = statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+}

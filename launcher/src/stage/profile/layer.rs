@@ -1,0 +1,334 @@
+//! A layer: files of an image, unpacked, which an overlay puts over the image. Runs as the user on the host.
+//!
+//!     unpacked-KEY-N/
+//!       files/     the files, with the directories that they are in
+//!       manifest   one line for each file: its inode, its time of change, its size, its path; written last
+//!
+//! The kernel reads the files, so nobody can check what it reads. What was written is on disk before the manifest has its name, so
+//! a crash leaves no layer. A file's time of change (ctime) tells of every later write, and no user can set it. All of a layer is
+//! compared with its manifest before it is used; what differs is set aside and unpacked again. What a disk loses by itself is not
+//! seen, as with every file on it; those who ask for an image by its digest get no layers.
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use nix::unistd::geteuid;
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
+    flock, fstat, futimens, openat, statat,
+};
+
+use super::reads::is_path;
+use crate::remove_tree;
+use crate::stage::cache::{BROKEN, Cache};
+use tracing::debug;
+
+/// Begins the name of a layer.
+pub const UNPACKED: &str = "unpacked-";
+/// The directory with the files.
+pub const FILES_NAME: &str = "files";
+/// What says that they are complete.
+pub const MANIFEST: &str = "manifest";
+
+const HEAD: &str = "mizzen-unpacked 1";
+const TAIL: &str = "end";
+
+/// Starts of one program may differ; more layers than this only make looking up names slower.
+pub const MAX_LAYERS: usize = 4;
+/// Each file of a layer is looked at in each start.
+pub const MAX_FILES: usize = 8192;
+/// Names in a layer: as many directories.
+const MAX_NAMES: usize = 8 * MAX_FILES;
+const MANIFEST_LIMIT: u64 = 16 << 20;
+
+/// Unpacked files of an image.
+#[derive(Debug)]
+pub struct Layer {
+    /// The directory with them.
+    pub path: PathBuf,
+    /// What that is.
+    pub dev: u64,
+    pub ino: u64,
+    /// Keeps it from being removed.
+    pub lock: OwnedFd,
+    /// The files that it has, as paths in the image.
+    pub files: HashSet<Vec<u8>>,
+}
+
+/// A file of a layer, as it was when it was made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unpacked {
+    pub ino: u64,
+    pub changed: (i64, i64),
+    pub size: u64,
+    pub path: Vec<u8>,
+}
+
+impl Unpacked {
+    /// What a file is now.
+    pub fn new(stat: &Stat, path: &[u8]) -> Unpacked {
+        Unpacked {
+            ino: stat.st_ino,
+            changed: (stat.st_ctime, i64::try_from(stat.st_ctime_nsec).unwrap_or(-1)),
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            path: path.to_owned(),
+        }
+    }
+}
+
+/// A manifest as text.
+pub fn manifest_text(files: &[Unpacked]) -> Vec<u8> {
+    let mut text = format!("{HEAD}\n").into_bytes();
+    for Unpacked { ino, changed: (seconds, nanoseconds), size, path } in files {
+        text.extend_from_slice(format!("{ino} {seconds} {nanoseconds} {size} ").as_bytes());
+        text.extend_from_slice(path);
+        text.push(b'\n');
+    }
+    text.extend_from_slice(format!("{TAIL}\n").as_bytes());
+    text
+}
+
+/// Reads a manifest. None if it is not complete.
+pub fn parse_manifest(text: &[u8]) -> Option<Vec<Unpacked>> {
+    let mut lines: Vec<&[u8]> = text.strip_suffix(b"\n")?.split(|byte| *byte == b'\n').collect();
+    if lines.first() != Some(&HEAD.as_bytes()) || lines.len() < 2 || lines.pop() != Some(TAIL.as_bytes()) {
+        return None;
+    }
+    let file = |line: &&[u8]| {
+        let mut words = line.splitn(5, |byte| *byte == b' ');
+        let mut word = || std::str::from_utf8(words.next()?).ok();
+        let (ino, seconds, nanoseconds, size) = (word()?, word()?, word()?, word()?);
+        let changed = (seconds.parse().ok()?, nanoseconds.parse().ok()?);
+        let path = words.next().filter(|path| is_path(path))?.to_vec();
+        Some(Unpacked { ino: ino.parse().ok()?, changed, size: size.parse().ok()?, path })
+    };
+    lines.iter().skip(1).map(file).collect::<Option<Vec<_>>>().filter(|files| files.len() <= MAX_FILES)
+}
+
+impl Layer {
+    /// The layers of a profile, the last one first.
+    pub fn find(cache: &Cache, key: &str) -> Vec<Layer> {
+        let mut layers = Vec::new();
+        for number in 0..MAX_LAYERS {
+            let name = name(key, number);
+            match Layer::open(cache, &name) {
+                Ok(Some(layer)) => layers.insert(0, layer),
+                Ok(None) => break,
+                Err(why) => {
+                    debug!(name, why, "unpacked files are not used");
+                    set_aside(cache, &name);
+                    break;
+                }
+            }
+        }
+        layers
+    }
+
+    /// Opens one and compares it with its manifest. None if it is not there, or is being removed.
+    fn open(cache: &Cache, name: &str) -> Result<Option<Layer>, &'static str> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(lock) = openat(&cache.dir, name, flags, Mode::empty()) else { return Ok(None) };
+        if flock(&lock, FlockOperation::NonBlockingLockShared).is_err() {
+            return Ok(None);
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let manifest = openat(&lock, MANIFEST, flags, Mode::empty()).map_err(|_| "there is no manifest")?;
+        let mut text = Vec::new();
+        let mut manifest = std::fs::File::from(manifest);
+        let read = (&mut manifest).take(MANIFEST_LIMIT).read_to_end(&mut text);
+        read.map_err(|_| "the manifest cannot be read")?;
+        let expected = parse_manifest(&text).ok_or("the manifest is not whole")?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = openat(&lock, FILES_NAME, flags, Mode::empty()).map_err(|_| "there are no files")?;
+        for file in &expected {
+            let relative = file.path.get(1..).unwrap_or_default();
+            let stat =
+                statat(&directory, relative, AtFlags::SYMLINK_NOFOLLOW).map_err(|_| "a file is missing")?;
+            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+            if !is_file || stat.st_uid != geteuid().as_raw() || Unpacked::new(&stat, &file.path) != *file {
+                return Err("a file has been changed");
+            }
+        }
+        let stat = fstat(&directory).map_err(|_| "there are no files")?;
+        // Marks it as used just now: those that were not used for the longest time go first.
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let _ = futimens(&manifest, &Timestamps { last_access: same, last_modification: now });
+        Ok(Some(Layer {
+            path: cache.path.join(name).join(FILES_NAME),
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+            lock,
+            files: expected.into_iter().map(|file| file.path).collect(),
+        }))
+    }
+}
+
+/// The name of the `number`-th layer.
+pub fn name(key: &str, number: usize) -> String {
+    format!("{UNPACKED}{key}-{number}")
+}
+
+/// A layer among others, as its manifest tells.
+pub struct Listed {
+    pub name: String,
+    /// What its files take.
+    pub size: u64,
+    /// When it was last used, in seconds since 1970.
+    pub used: i64,
+}
+
+/// All layers of a user.
+pub fn list(cache: &Cache) -> Vec<Listed> {
+    let names = cache.names(UNPACKED).unwrap_or_default();
+    names
+        .into_iter()
+        .map(|name| {
+            let text = read_manifest(&cache.path.join(&name).join(MANIFEST));
+            let files = parse_manifest(&text).unwrap_or_default();
+            let stat = statat(&cache.dir, format!("{name}/{MANIFEST}"), AtFlags::SYMLINK_NOFOLLOW);
+            let size = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size));
+            Listed { name, size, used: stat.map_or(0, |stat| stat.st_mtime) }
+        })
+        .collect()
+}
+
+fn read_manifest(path: &Path) -> Vec<u8> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut text = Vec::new();
+    if let Ok(file) = openat(CWD, path, flags, Mode::empty()) {
+        let _ = std::fs::File::from(file).take(MANIFEST_LIMIT).read_to_end(&mut text);
+    }
+    text
+}
+
+/// Takes a layer out of the way, and removes it if nobody uses it.
+fn set_aside(cache: &Cache, name: &str) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos());
+    let aside = format!("{BROKEN}{name}-{now}");
+    if rustix::fs::renameat(&cache.dir, name, &cache.dir, &*aside).is_ok() {
+        remove(cache, &aside);
+    }
+}
+
+/// Removes a layer, whole or not, unless somebody uses it.
+pub fn remove(cache: &Cache, name: &str) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(directory) = openat(&cache.dir, name, flags, Mode::empty()) else { return false };
+    if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return false;
+    }
+    let os_name = std::ffi::OsStr::from_bytes(name.as_bytes());
+    let parent = std::os::fd::AsFd::as_fd(&cache.dir);
+    remove_tree::remove(parent, os_name, std::os::fd::AsFd::as_fd(&directory), &mut { MAX_NAMES }).is_ok()
+}
+
+/// Removes all layers that nobody uses, those that were not used for the longest time first, until `is_enough`; tells how many
+/// bytes they had.
+pub fn remove_all(cache: &Cache, mut is_enough: impl FnMut() -> bool) -> u64 {
+    let mut layers = list(cache);
+    layers.sort_by_key(|layer| layer.used);
+    let mut freed = 0;
+    for layer in layers {
+        if is_enough() {
+            break;
+        }
+        if remove(cache, &layer.name) {
+            freed += layer.size;
+        }
+    }
+    freed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::testing::Scratch;
+    use std::os::fd::AsFd;
+
+    /// A layer with one file, and where that is.
+    fn layer_with(cache: &Cache, key: &str, number: usize) -> PathBuf {
+        let directory = cache.path.join(name(key, number));
+        let file = directory.join("files/usr/lib/libx.so");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "content").unwrap();
+        let stat = fstat(std::fs::File::open(&file).unwrap()).unwrap();
+        let manifest = manifest_text(&[Unpacked::new(&stat, b"/usr/lib/libx.so")]);
+        std::fs::write(directory.join(MANIFEST), manifest).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_layer_is_used_as_long_as_nobody_has_touched_it() {
+        /// What somebody does to a layer, given its file.
+        type Change = fn(&Path);
+        let changes: [(Change, bool); 6] = [
+            (|_| (), true),
+            (|file| assert_eq!(std::fs::read(file).unwrap(), b"content"), true),
+            (|file| std::fs::write(file, "CONTENT").unwrap(), false),
+            (|file| std::fs::remove_file(file).unwrap(), false),
+            (
+                |file| {
+                    std::fs::copy(file, file.with_extension("new")).unwrap();
+                    std::fs::rename(file.with_extension("new"), file).unwrap();
+                },
+                false,
+            ),
+            (
+                |file| {
+                    let manifest = file.ancestors().nth(4).unwrap().join(MANIFEST);
+                    let text = std::fs::read(&manifest).unwrap();
+                    std::fs::write(manifest, &text[..text.len() - 2]).unwrap();
+                },
+                false,
+            ),
+        ];
+        for (index, (change, good)) in changes.into_iter().enumerate() {
+            let scratch = Scratch::new();
+            let cache = Cache::open(scratch.path()).unwrap();
+            let file = layer_with(&cache, "k", 0);
+            layer_with(&cache, "k", 1);
+            // Times of files have the kernel's tick.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            change(&file);
+            let found = Layer::find(&cache, "k");
+            assert_eq!(found.len(), if good { 2 } else { 0 }, "change {index}");
+            assert!(found.iter().all(|layer| layer.files.contains(&b"/usr/lib/libx.so"[..])));
+            assert_eq!(cache.path.join(name("k", 0)).exists(), good, "change {index}: set aside");
+        }
+    }
+
+    #[test]
+    fn what_is_in_use_stays_and_the_rest_goes() {
+        let scratch = Scratch::new();
+        let cache = Cache::open(scratch.path()).unwrap();
+        layer_with(&cache, "used", 0);
+        layer_with(&cache, "unused", 0);
+        let used = Layer::find(&cache, "used");
+        assert_eq!(remove_all(&cache, || false), 7);
+        assert_eq!(cache.names(UNPACKED).unwrap(), [name("used", 0)]);
+        assert!(used[0].lock.as_fd().try_clone_to_owned().is_ok());
+        drop(used);
+        assert_eq!(remove_all(&cache, || true), 0, "there is enough room");
+        assert_eq!(remove_all(&cache, || false), 7);
+    }
+
+    #[test]
+    fn manifests_survive_their_text_and_no_others_are_read() {
+        let file = Unpacked { ino: 7, changed: (-1, 999), size: 5, path: b"/a b/c".to_vec() };
+        let text = manifest_text(&[file]);
+        assert_eq!(manifest_text(&parse_manifest(&text).unwrap()), text);
+        assert_eq!(parse_manifest(&manifest_text(&[])).unwrap(), []);
+        for cut in 0..text.len() {
+            assert_eq!(parse_manifest(&text[..cut]), None, "{cut}");
+        }
+        for path in ["a", "/../a", "/a//b", ""] {
+            let line = format!("{HEAD}\n1 1 1 1 {path}\n{TAIL}\n");
+            assert_eq!(parse_manifest(line.as_bytes()), None, "{path}");
+        }
+    }
+}

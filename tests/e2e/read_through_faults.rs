@@ -1,0 +1,230 @@
+//! Images that are used while they are copied, when something fails: kills, errors, full disks, originals that change or
+//! hang, power loss. A program gets the bytes of the image that was opened, or an error; a copy is whole or there is none.
+
+use mizzen_tests::check::{assert_failed, assert_out, count, run_in_time};
+use mizzen_tests::copies::{
+    CACHE, LARGE, assert_sound, copies, digest_of, inject, large_cluster, signal_server, slow_mount, sum_of,
+};
+use mizzen_tests::{Cluster, User};
+
+/// The calls by which a copy is made meanwhile.
+const CALLS: [&str; 9] =
+    ["pread64", "pwrite64", "fdatasync", "fsync", "linkat", "renameat", "unlinkat", "fcntl", "openat"];
+
+/// Whatever there is of an image, the next start has the right files, and the copy that comes of it is right.
+#[track_caller]
+fn assert_recovers(cluster: &Cluster, image: &str, what: &str) {
+    assert_sound(cluster, what);
+    // What the background has not done by then is done at once.
+    let again = run_in_time(
+        cluster,
+        &format!("mizzen run {image} sh -c 'sha256sum < /data/0' && mizzen stage {image} >&2"),
+    );
+    assert_out(&again, 0, &sum_of(0));
+    assert_eq!(copies(cluster), [digest_of(cluster, image).replace(':', "-")], "{what}");
+    assert_sound(cluster, what);
+}
+
+#[test]
+fn kills_leave_no_wrong_copy() {
+    let cluster = large_cluster("kills", "");
+    let image = format!("/shared/{LARGE}");
+    let mut killed = 0;
+    for call in CALLS {
+        for when in 1..=count(1, 30) {
+            // Of the copier alone: its threads read and write more often than anybody else.
+            let when = when * if matches!(call, "pread64" | "pwrite64" | "fcntl") { 23 } else { 2 };
+            cluster.run(&format!("rm -rf {CACHE}"));
+            let inject = format!("-e trace={call} -e inject={call}:signal=KILL:when={when}");
+            let run = cluster.run(&format!(
+                "timeout 20 strace -f -o trace {inject} mizzen run {image} sh -c 'cat /data/1 | sha256sum; sleep 0.5'; grep -c SIGKILL trace"
+            ));
+            killed += u32::from(!run.stdout.ends_with("\n0\n"));
+            assert_recovers(&cluster, &image, &format!("KILL at {call} {when}"));
+        }
+    }
+    assert!(killed >= 4, "only {killed} were killed");
+}
+
+#[test]
+fn a_dead_or_stopped_copier_stops_nobody() {
+    let cluster = large_cluster("copier", "");
+    let image = format!("/slow/{LARGE}");
+    slow_mount(&cluster, "6M");
+    let dead = cluster.run(&format!(
+        "mizzen run {image} sh -c 'until [ -e go ]; do sleep 0.1; done; sha256sum < /data/0' & sleep 1; \
+         pkill -9 -u alice -x mizzen-copy; touch go; wait"
+    ));
+    assert_out(&dead, 0, &sum_of(0));
+    // Another start goes on, also while one that is stopped has the lock.
+    let stopped = run_in_time(
+        &cluster,
+        &format!(
+            "rm -rf {CACHE} go; mizzen run {image} sh -c 'until [ -e go ]; do sleep 0.1; done' & sleep 1; \
+             pkill -STOP -u alice -x mizzen-copy; mizzen run {image} sh -c 'head -c 2000000 /data/2 | wc -c'; \
+             pkill -CONT -u alice -x mizzen-copy; touch go; wait"
+        ),
+    );
+    assert_out(&stopped, 0, "2000000\n");
+    assert_recovers(&cluster, &format!("/shared/{LARGE}"), "stopped copier");
+}
+
+#[test]
+fn a_disk_that_is_full_is_a_note() {
+    let cluster = large_cluster("full", "");
+    let image = format!("/shared/{LARGE}");
+    for (calls, error, why) in [
+        ("pwrite64", "ENOSPC", "No space left on device"),
+        ("pwrite64", "EDQUOT", "Disk quota exceeded"),
+        ("pwrite64", "EIO", "Input/output error"),
+    ] {
+        cluster.run(&format!("rm -rf {CACHE}"));
+        let inject = format!("-e trace={calls} -e inject={calls}:error={error}:when=5+");
+        let full = cluster.run(&format!(
+            "strace -f -o /dev/null {inject} mizzen run {image} sh -c 'sleep 0.5; sha256sum < /data/0; sha256sum < /data/2'"
+        ));
+        assert_out(&full, 0, &(sum_of(0) + &sum_of(2)));
+        let note = format!(
+            "mizzen: note: {image}: its copy on the node is not completed: {why}; it is read from where it is"
+        );
+        assert_eq!(full.stderr.matches(&note).count(), 1, "{error}: {}", full.text());
+        assert_recovers(&cluster, &image, error);
+    }
+    // Where it cannot even begin.
+    let inject = inject("mkdirat", "error=ENOSPC:when=2");
+    let unmade = cluster
+        .run(&format!("rm -rf {CACHE}; strace -f -o /dev/null {inject} mizzen run {image} cat /image"));
+    assert_out(&unmade, 0, "large\n");
+    assert!(
+        unmade.stderr.contains(&format!("note: ctl: {image} is used where it is: ")),
+        "{}",
+        unmade.text()
+    );
+}
+
+#[test]
+fn an_original_that_changes_gives_no_mixture() {
+    let cluster = large_cluster("changes", "");
+    let image = format!("/slow/{LARGE}");
+    slow_mount(&cluster, "4M");
+    let backing = format!("/run/shared-backing/{LARGE}");
+    cluster.run_as_root(&format!("cp {backing} /tmp/original"));
+    for (what, change) in [
+        (
+            "written over",
+            format!("dd if=/dev/urandom of={backing} bs=1M seek=18 count=4 conv=notrunc 2>/dev/null"),
+        ),
+        ("cut off", format!("truncate -s 15000000 {backing}")),
+        ("replaced", format!("head -c 25000000 /dev/urandom > {backing}.new; mv {backing}.new {backing}")),
+    ] {
+        cluster.run_as_root(&format!("cp /tmp/original {backing}; chmod 644 {backing}"));
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        cluster.run(&format!("rm -rf {CACHE} go; mizzen run {image} sh -c 'until [ -e go ]; do sleep 0.1; done; sha256sum < /data/2' > out 2> err & echo $! > pid; sleep 1.5"));
+        cluster.run_as_root(&change);
+        let end = run_in_time(
+            &cluster,
+            "touch go; for i in $(seq 100); do kill -0 $(cat pid) 2>/dev/null || break; sleep 0.1; done; cat out; cat err >&2",
+        );
+        if end.stdout == sum_of(2) {
+            assert_eq!(what, "replaced", "{what}: {}", end.text());
+        } else {
+            assert_eq!(end.stdout.matches("  -").count(), 0, "{what}: {}", end.text());
+            assert_eq!(end.stderr.matches("mizzen: ").count(), 2, "{what}: {}", end.text());
+            assert!(
+                end.stderr.contains(&format!(
+                    "mizzen: {image}: cannot read /data/2 in it, so the container was ended: "
+                )),
+                "{what}: {}",
+                end.text()
+            );
+        }
+        assert!(copies(&cluster).is_empty(), "{what}: a copy was made of two files");
+    }
+}
+
+#[test]
+fn an_original_that_fails_is_told_of() {
+    let cluster = large_cluster("unreadable", "");
+    let image = format!("/shared/{LARGE}");
+    for error in ["EIO", "ESTALE"] {
+        cluster.run(&format!("rm -rf {CACHE}"));
+        let inject = format!("-e trace=pread64 -e inject=pread64:error={error}:when=40+");
+        let failed = cluster.run(&format!(
+            "(strace -f -o /dev/null {inject} mizzen run {image} sh -c 'sha256sum < /data/0 && sha256sum < /data/2'; exit $?) 2> >(cat >&2)"
+        ));
+        assert!(failed.code != 0, "{error}: {}", failed.text());
+        assert!(failed.stderr.contains(&format!("mizzen: {image}: ")), "{error}: {}", failed.text());
+        assert!(copies(&cluster).is_empty());
+        assert_recovers(&cluster, &image, error);
+    }
+    // One that hangs stops who reads it, and nobody else; when it goes on, so do they.
+    signal_server(&cluster, "ctl", "STOP");
+    cluster.run(&format!("(mizzen run {image} cat /image > hung; touch ended) > /dev/null 2>&1 &"));
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_failed(&cluster.run("cat ended"), 1, "No such file");
+    signal_server(&cluster, "ctl", "CONT");
+    assert_out(&cluster.run("until [ -e ended ]; do sleep 0.1; done; cat hung"), 0, "large\n");
+}
+
+/// The disk with the copies is cut off while images are copied; in the next boot of the node they are as they should be.
+#[test]
+fn power_loss_leaves_no_wrong_copy() {
+    let toml = "stage_directory = \"/disk\"\nstage_max_size = \"\"\n";
+    let cluster = large_cluster("power", toml);
+    let made = cluster.run_as_root(
+        "truncate -s 80m /shared/disk && mkfs.ext4 -q -E lazy_itable_init=0 -J size=4 /shared/disk && mkdir /disk && \
+         mount -o loop,commit=1 /shared/disk /disk && chmod 1777 /disk && sync -f /disk",
+    );
+    assert_eq!(made.code, 0, "{}", made.text());
+    slow_mount(&cluster, "20M");
+    let image = format!("/slow/{LARGE}");
+    cluster.run(&format!(
+        "(while [ ! -e stop ]; do mizzen run {image} sh -c 'head -c 300000 /data/1; sleep 0.4' ; [ -e /disk/mizzen-2001/sha256-* ] && mizzen cache remove --all; done; touch stopped) > /dev/null 2>&1 &"
+    ));
+    let losses = count(6, 20);
+    for loss in 0..losses {
+        // Not in step with the copies.
+        std::thread::sleep(std::time::Duration::from_millis(240 + u64::from(loss) * 97 % 340));
+        signal_slow_disk(&cluster, "STOP");
+        let saved =
+            cluster.run_as_root(&format!("cp --sparse=always /run/shared-backing/disk /local/{loss}"));
+        signal_slow_disk(&cluster, "CONT");
+        assert_eq!(saved.code, 0, "{}", saved.text());
+    }
+    cluster.run("touch stop; until [ -e stopped ]; do sleep 0.1; done");
+    let unmounted = cluster.run_as_root("for i in $(seq 50); do umount /disk && break; sleep 0.1; done");
+    assert_eq!(unmounted.code, 0, "{}", unmounted.text());
+    let expected = digest_of(&cluster, &format!("/shared/{LARGE}")).replace(':', "-");
+    let mut resumed = 0;
+    for loss in 0..losses {
+        // After a power loss the node has booted anew.
+        let booted = cluster.run_as_root(&format!(
+            "mount -o loop /local/{loss} /disk && cat /proc/sys/kernel/random/uuid > /tmp/boot && \
+             mount --bind /tmp/boot /proc/sys/kernel/random/boot_id"
+        ));
+        assert_eq!(booted.code, 0, "{}", booted.text());
+        let what = format!("power loss {loss}");
+        resumed += u32::from(!cluster.run("ls -d /disk/mizzen-2001/partial-*").stdout.is_empty());
+        let again = run_in_time(
+            &cluster,
+            &format!(
+                "mizzen run {image} sh -c 'sha256sum < /data/0'; mizzen stage {image} >&2; ls /disk/mizzen-2001 | grep sha256"
+            ),
+        );
+        assert_out(&again, 0, &format!("{}{expected}\n", sum_of(0)));
+        let wrong = cluster.run(&format!("sha256sum < /disk/mizzen-2001/{expected} | cut -d' ' -f1"));
+        assert_eq!(format!("sha256-{}", wrong.stdout), format!("{expected}\n"), "{what}");
+        cluster.run_as_root(&format!("umount /proc/sys/kernel/random/boot_id; for i in $(seq 50); do umount /disk && break; sleep 0.1; done; rm /local/{loss}"));
+    }
+    assert!(resumed >= losses / 3, "only {resumed} of {losses} losses had something to go on from");
+}
+
+/// Stops the FUSE server that the disk's file is behind, or lets it go on.
+#[track_caller]
+fn signal_slow_disk(cluster: &Cluster, signal: &str) {
+    let script = format!(
+        "for p in $(pgrep -f 'bindfs.*/shared$'); do [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] && kill -{signal} $p && echo $p; done"
+    );
+    let told = cluster.run_on("ctl", User::Root, &script);
+    assert_eq!(told.stdout.lines().count(), 1, "{}", told.text());
+}

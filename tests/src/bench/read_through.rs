@@ -1,0 +1,151 @@
+//! First starts of a large image on a slow network file system: where it is, copied first, and copied meanwhile.
+//!
+//! The file system is a FUSE server that reads 200 MB in a second, mounted anew before each start, so that nothing of the image
+//! is in memory; what is measured against each other takes turns.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Contender, Times, measure, table, timed};
+use crate::release::{Release, make_rootfs};
+use crate::{Cluster, SharedFs, Spec, User, run_tool, target_dir};
+
+/// What the file system reads in a second.
+const RATE: &str = "200M";
+/// The data in the image beside Debian with numpy, in files of a sixteenth of it.
+const DATA: u64 = 4 << 30;
+
+const IN_PLACE: &str = "in place";
+const MEANWHILE: &str = "copied meanwhile";
+const FIRST: &str = "copied first";
+const AGAIN: &str = "second start";
+const LOCAL: &str = "a local image";
+
+const TRUE: [Contender; 2] = [
+    Contender { name: IN_PLACE, command: "mizzen run --stage=never /slow/large.sqsh /bin/true" },
+    Contender { name: MEANWHILE, command: "mizzen run --stage=auto /slow/large.sqsh /bin/true" },
+];
+const NUMPY: [Contender; 2] = [
+    Contender {
+        name: IN_PLACE,
+        command: "mizzen run --stage=never /slow/large.sqsh python3 -c 'import numpy'",
+    },
+    Contender {
+        name: MEANWHILE,
+        command: "mizzen run --stage=auto /slow/large.sqsh python3 -c 'import numpy'",
+    },
+];
+const EVERYTHING: [Contender; 2] = [
+    Contender {
+        name: FIRST,
+        command: "mizzen run --stage=always /slow/large.sqsh sh -c 'cat /data/* > /dev/null' 2> /dev/null",
+    },
+    Contender {
+        name: MEANWHILE,
+        command: "mizzen run --stage=auto /slow/large.sqsh sh -c 'cat /data/* > /dev/null'",
+    },
+];
+const SECOND: [Contender; 2] = [
+    Contender {
+        name: LOCAL,
+        command: "mizzen run --stage=never /local/large.sqsh python3 -c 'import numpy'",
+    },
+    Contender { name: AGAIN, command: "mizzen run --stage=auto /slow/large.sqsh python3 -c 'import numpy'" },
+];
+
+/// Measures all of it, or first starts alone.
+pub fn run(rounds: u32, starts_alone: bool) -> Result<()> {
+    let cluster = start()?;
+    println!("an image of 4 GB on a file system that reads {RATE}B/s; {rounds} rounds; medians");
+    for (what, contenders, rounds, goal) in [
+        ("first start of `true` (ms)", &TRUE, rounds, (MEANWHILE, IN_PLACE)),
+        ("first start, import numpy (ms)", &NUMPY, rounds, (MEANWHILE, IN_PLACE)),
+        (
+            "first start of a job that reads everything (ms)",
+            &EVERYTHING,
+            rounds.div_ceil(4),
+            (MEANWHILE, FIRST),
+        ),
+    ] {
+        if starts_alone && what.contains("everything") {
+            return Ok(());
+        }
+        println!("\n{what}");
+        let mut script = String::new();
+        for contender in (0..rounds).flat_map(|round| turns(contenders, round)) {
+            script.push_str(&renew("rm -rf /var/tmp/mizzen-2001"));
+            script.push_str(&timed(contender.name, &as_alice(contender.command)));
+        }
+        table(contenders, &measured(&cluster, &script)?, &[goal]);
+    }
+    println!("\nsecond start, import numpy (ms)");
+    // The copy itself, as a file of the node.
+    let mut script = renew("rm -rf /var/tmp/mizzen-2001");
+    script.push_str(&as_alice("mizzen stage /slow/large.sqsh > /dev/null 2>&1"));
+    script.push_str("\nln /var/tmp/mizzen-2001/sha256-* /var/tmp/large.sqsh; mkdir -p /local; mount --bind /var/tmp /local\n");
+    for contender in (0..rounds).flat_map(|round| turns(&SECOND, round)) {
+        script.push_str(&timed(contender.name, &as_alice(contender.command)));
+    }
+    table(&SECOND, &measured(&cluster, &script)?, &[(AGAIN, LOCAL)]);
+    Ok(())
+}
+
+/// Each is the first one in every other round.
+fn turns(contenders: &'static [Contender; 2], round: u32) -> [&'static Contender; 2] {
+    let first = (round % 2) as usize;
+    [&contenders[first], &contenders[1 - first]]
+}
+
+/// The file system mounted anew, when the last start has ended.
+fn renew(before: &str) -> String {
+    format!(
+        "until ! pgrep -u alice mizzen- > /dev/null; do sleep 0.05; done\n{before}\n\
+         umount /slow 2> /dev/null; bindfs -o allow_other --read-rate={RATE} /run/shared-backing /slow\n"
+    )
+}
+
+fn as_alice(command: &str) -> String {
+    format!("runuser -u alice -- bash -c '{}'", command.replace('\'', "'\\''"))
+}
+
+fn measured(cluster: &Cluster, script: &str) -> Result<Times> {
+    measure(cluster, User::Root, &format!("mkdir -p /slow; cd /\n{script}"))
+}
+
+fn start() -> Result<Cluster> {
+    let numpy = make_rootfs(Release::Slurm22_05.debian(), "numpy", "python3,python3-numpy")?;
+    let toml = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\nstage_max_size = \"\"\n";
+    let cluster = Cluster::start(Spec {
+        nodes: 1,
+        shared: SharedFs::Fuse,
+        mizzen_toml: Some(toml.to_owned()),
+        ..Cluster::spec("bench-through")
+    })?;
+    cluster.share("large.sqsh", &fs::read(image(&numpy)?)?)?;
+    Ok(cluster)
+}
+
+/// The image: made once, of what cannot be compressed, and of numpy.
+fn image(numpy: &Path) -> Result<PathBuf> {
+    let image = target_dir().join("bench-large.sqsh");
+    if image.metadata().is_ok_and(|found| found.len() > DATA) {
+        return Ok(image);
+    }
+    let tree = target_dir().join("bench-tree");
+    run_tool(Command::new("cp").arg("-a").args([numpy, &tree]))?;
+    fs::create_dir_all(tree.join("data"))?;
+    for number in 0..16 {
+        let mut random = File::open("/dev/urandom")?.take(DATA / 16);
+        io::copy(&mut random, &mut File::create(tree.join(format!("data/{number}")))?)?;
+    }
+    let options = ["-comp", "zstd", "-Xcompression-level", "1", "-noappend", "-quiet", "-no-progress"];
+    let left_out = ["-e", "var/cache", "var/lib/apt"];
+    run_tool(Command::new("mksquashfs").args([&tree, &image]).args(options).args(left_out))?;
+    fs::remove_dir_all(&tree)?;
+    ensure!(image.metadata().context("no image was made")?.len() > DATA, "the image is too small");
+    Ok(image)
+}

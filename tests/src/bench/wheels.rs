@@ -1,0 +1,104 @@
+//! `import tensorflow` and `import torch` in a new container, first and second start on a node, in one and in eight processes,
+//! beside an unpacked directory, squashfuse_ll and the kernel's squashfs.
+
+use anyhow::{Result, ensure};
+
+use super::{Contender, Times, measure, median, table, timed};
+use crate::examples::Example;
+use crate::images::pack;
+use crate::release::{Release, make_rootfs};
+use crate::{Cluster, Spec, User};
+
+const DIRECTORY: &str = "bwrap, directory";
+const FIRST: &str = "mizzen run, first start";
+const SECOND: &str = "mizzen run, second start";
+const LL: &str = "squashfuse_ll";
+const KERNEL: &str = "kernel squashfs";
+const PLAIN: &str = "mizzen run, uncompressed";
+const PLAIN_LL: &str = "squashfuse_ll, uncompressed";
+const PLAIN_KERNEL: &str = "kernel squashfs, uncompressed";
+
+/// Runs until its files are unpacked: what a job does that runs for longer than its start takes.
+const LEARN: &str = "rm -f /tmp/go; mizzen run /local/wheels.sqsh sh -c 'python3 -c \"import MODULE\"; until [ -e /tmp/go ]; do sleep 0.1; done' & \
+     until [ -e /var/tmp/mizzen-0/unpacked-*/manifest ]; do sleep 0.1; done; touch /tmp/go; wait\n";
+
+/// Each with what is done before, and not timed. PROGRAM is the import.
+const CONTENDERS: [(Contender, &str); 8] = [
+    (
+        Contender {
+            name: DIRECTORY,
+            command: "bwrap --ro-bind /local/wheels / --dev /dev --proc /proc --bind /tmp /tmp PROGRAM",
+        },
+        "",
+    ),
+    (
+        Contender { name: FIRST, command: "mizzen run /local/wheels.sqsh PROGRAM" },
+        "mizzen cache remove --all > /dev/null",
+    ),
+    (Contender { name: SECOND, command: "mizzen run /local/wheels.sqsh PROGRAM" }, LEARN),
+    (
+        Contender { name: LL, command: "chroot /mnt PROGRAM" },
+        "squashfuse_ll -o allow_other /local/wheels.sqsh /mnt && mount --bind /tmp /mnt/tmp",
+    ),
+    (
+        Contender { name: KERNEL, command: "chroot /mnt PROGRAM" },
+        "mount -t squashfs -o loop,ro /local/wheels.sqsh /mnt && mount --bind /tmp /mnt/tmp",
+    ),
+    (Contender { name: PLAIN, command: "mizzen run --stage=never /local/plain.sqsh PROGRAM" }, ""),
+    (
+        Contender { name: PLAIN_LL, command: "chroot /mnt PROGRAM" },
+        "squashfuse_ll -o allow_other /local/plain.sqsh /mnt && mount --bind /tmp /mnt/tmp",
+    ),
+    (
+        Contender { name: PLAIN_KERNEL, command: "chroot /mnt PROGRAM" },
+        "mount -t squashfs -o loop,ro /local/plain.sqsh /mnt && mount --bind /tmp /mnt/tmp",
+    ),
+];
+
+/// Measures both, so many rounds.
+pub fn run(rounds: u32) -> Result<()> {
+    let peers = make_rootfs(
+        Release::Slurm22_05.debian(),
+        "peers",
+        "slurmctld,slurmd,slurm-client,munge,iproute2,procps,bindfs,bubblewrap,charliecloud,squashfuse",
+    )?;
+    for (example, module) in [(Example::TENSORFLOW, "tensorflow"), (Example::PYTORCH, "torch")] {
+        let cluster =
+            Cluster::start(Spec { nodes: 1, rootfs: Some(peers.clone()), ..Cluster::spec("wheels") })?;
+        cluster.write_everywhere("/etc/mizzen/mizzen.toml", "stage_keep_free = \"\"\n")?;
+        cluster.share("wheels.sqsh", &example.image()?)?;
+        cluster
+            .share("plain.sqsh", &pack(&example.tree()?, &["-noI", "-noD", "-noF", "-noX", "-no-xattrs"])?)?;
+        let prepared = cluster.run_as_root(
+            "cp /shared/wheels.sqsh /shared/plain.sqsh /local; cd /local && mkdir wheels && \
+             squashfuse plain.sqsh /mnt && cp -a /mnt/. wheels/ && umount /mnt",
+        );
+        ensure!(prepared.code == 0, "{}", prepared.text());
+        for processes in [1, 8] {
+            println!("\nimport {module}, {processes} processes in one new container (ms), {rounds} rounds");
+            report(&times(&cluster, module, processes, rounds)?);
+        }
+    }
+    Ok(())
+}
+
+fn times(cluster: &Cluster, module: &str, processes: u32, rounds: u32) -> Result<Times> {
+    let import = format!("python3 -c \"import {module}\"");
+    let program = format!("sh -c 'for p in $(seq {processes}); do {import} & done; wait'");
+    let mut script = format!("export USER=root TF_CPP_MIN_LOG_LEVEL=3\nfor round in $(seq {rounds}); do\n");
+    for (contender, before) in &CONTENDERS {
+        script.push_str(&format!("{}\n", before.replace("MODULE", module)));
+        script.push_str(&timed(contender.name, &contender.command.replace("PROGRAM", &program)));
+        script.push_str("if mountpoint -q /mnt; then umount /mnt/tmp /mnt; fi\n");
+    }
+    script.push_str("done\n");
+    measure(cluster, User::Root, &script)
+}
+
+fn report(times: &Times) {
+    let contenders: Vec<Contender> =
+        CONTENDERS.iter().map(|(Contender { name, command }, _)| Contender { name, command }).collect();
+    table(&contenders, times, &[(FIRST, LL), (SECOND, DIRECTORY), (PLAIN, PLAIN_KERNEL), (PLAIN, PLAIN_LL)]);
+    let ahead = median(times, FIRST) - median(times, SECOND);
+    println!("  what the second start saves: {ahead:.0} ms");
+}
