@@ -1,6 +1,7 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install uninstall deb rpm dist packages-test stage stage-inject deps root demo demo-tensorflow demo-pytorch cluster test test-long \
-  releases bench bench-training fuzz fuzzers lint msrv bindings docs docs-test clean
+.PHONY: help build portable install uninstall deb rpm dist packages-test fleet-test test-kernels test-arm64 stage stage-inject deps root \
+  demo demo-tensorflow demo-pytorch cluster test test-long releases bench bench-training fuzz fuzzers lint msrv bindings docs \
+  docs-test clean
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -35,6 +36,8 @@ help:
 	@echo 'make demo-tensorflow, demo-pytorch   ResNet-50 on that cluster; ten minutes the first time (root)'
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
+	@echo 'make test-kernels  containers on Linux 5.10, 6.1, 6.12 and the newest of Debian, in virtual machines (root)'
+	@echo 'make test-arm64    the same for 64-bit ARM, built here and emulated (root)'
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
 	@echo 'make bench-training  trainings on the node and in a container, for docs/performance.md; PAIRS=10 (root)'
 	@echo 'make fuzz       every parser of what others write; SECONDS=60 each, TARGET=squashfs'
@@ -48,6 +51,7 @@ help:
 	@echo 'make packages-test   both installed, used, upgraded and removed on throw-away clusters (root)'
 	@echo 'make docs       the documents as a book: target/book/index.html'
 	@echo 'make docs-test  the book in a browser: nothing overflows, nothing is missing'
+	@echo 'make fleet-test the Ansible role in packaging/ansible, on clusters that know nothing of mizzen (root)'
 	@echo 'make lint       formatting and clippy'
 	@echo 'make msrv       does Rust $(MSRV) build it?'
 
@@ -205,6 +209,26 @@ bench-training: deps root stage
 test-long: export MIZZEN_TEST_LONG = 1
 test-long: test
 
+# Virtual machines. They are emulated where the processor does not help, and take minutes each.
+test-kernels test-arm64: PACKAGES += e2fsprogs gzip xz-utils zstd
+test-kernels: deps root stage
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster kernels $(KERNEL)
+
+# The man pages are written by the launcher for this machine.
+ARM64 := aarch64-unknown-linux-gnu
+test-arm64: deps root stage
+	rustup target add $(ARM64) $(ARM64:gnu=musl)
+	$(MAKE) --no-print-directory portable HOST=$(ARM64) PORTABLE=target/portable-arm64
+	rm -rf target/stage-arm64
+	$(MAKE) --no-print-directory install FROM=target/portable-arm64 MIZZEN=target/portable/mizzen \
+	  DESTDIR=target/stage-arm64 PREFIX=/usr
+	RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --tests --profile $(PROFILE) --target $(ARM64:gnu=musl) -p mizzen-core -p mizzen-squashfs \
+	  --message-format=json-render-diagnostics > target/arm64-tests.json
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster arm64 target/stage-arm64 $$(sed -nE \
+	  's|.*"executable":"([^"]*/deps/(filter\|mizzen_core\|mizzen_squashfs)-[^"]*)".*|\1|p' target/arm64-tests.json)
+
 # libFuzzer needs the compiler's help to see where an input leads. cargo-fuzz asks nightly Rust for it; the same pass of LLVM
 # is there in stable Rust.
 COVERAGE := -Cpasses=sancov-module $(patsubst %,-Cllvm-args=-sanitizer-coverage-%,\
@@ -226,6 +250,17 @@ docs-test: PACKAGES := chromium-headless-shell fonts-dejavu-core
 docs-test: deps docs
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster browse
+
+# Not a part of `test`: it makes root file systems with sshd and Python, and fetches Ansible, which takes minutes.
+fleet-test: PACKAGES := openssh-client python3-venv
+fleet-test: deps root stage target/ansible/ready
+	$(CARGO) build -q -p mizzen-tests
+	target/debug/vcluster fleet
+
+target/ansible/ready: packaging/ansible/requirements.txt
+	python3 -m venv target/ansible
+	target/ansible/bin/pip install --quiet --requirement $<
+	touch $@
 
 $(TOOLS)/bin/mdbook:
 	$(CARGO) install -q --locked --root $(TOOLS) --version $(MDBOOK) --no-default-features --features search mdbook

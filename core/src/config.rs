@@ -1,25 +1,27 @@
-//! mizzen.toml: one file for the site, the same on login and compute nodes.
+//! mizzen.toml and the files of mizzen.d: the settings of a site, the same on login and compute nodes.
 //!
-//! It is read only when a container was asked for, so a broken file never touches other jobs. What it says holds for
-//! all users: hence the checks on who may have written it.
+//! They are read only when a container was asked for, so a broken file never touches other jobs. What they say holds for
+//! all users: hence the checks on who may have written them.
+
+mod merge;
+mod source;
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
+use toml::de::{DeValue, ValueDeserializer};
 
 use crate::failure::quote;
 pub use crate::image_policy::ImagePolicy;
 pub use crate::registries::{Registries, RegistryConfig};
 use crate::settings::{ContainerScope, Key, Settings, TomlForm, Value};
 use crate::staging::{Amount, Policy, Verify};
-use crate::trusted_file::read_trusted;
 use crate::{Failure, image_store, registries};
-
-/// Where the file is unless plugstack.conf says `config=PATH`.
-pub const DEFAULT_PATH: &str = "/etc/mizzen/mizzen.toml";
+pub(crate) use merge::key_path;
+pub use merge::{Entry, Merged, Position, SiteFiles};
+pub use source::{DEFAULT_PATH, Source};
 
 const SAMPLE: &str = "the mizzen.toml that comes with mizzen shows every key with its default";
 
@@ -138,65 +140,45 @@ pub enum ImportWhen {
     Never,
 }
 
-/// Which file to read, and whether it may be missing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The default file; without it the built-in defaults hold.
-    Default,
-    /// A file that the administrator named; it has to be there.
-    Named(PathBuf),
+/// A value that is wrong, with its key as [`Position`]s are kept by it.
+pub(crate) struct BadValue {
+    key: String,
+    failure: Failure,
+}
+
+impl BadValue {
+    pub(crate) fn new(key: impl Into<String>, failure: Failure) -> BadValue {
+        BadValue { key: key.into(), failure }
+    }
 }
 
 impl Config {
-    /// Reads, checks and parses the file.
+    /// Reads, checks and merges the files.
     pub fn load(source: &Source) -> Result<Config, Failure> {
-        let path = match source {
-            Source::Default => Path::new(DEFAULT_PATH),
-            Source::Named(path) => path,
-        };
-        match read_trusted(path)? {
-            Some(text) => Config::parse(&text, path),
-            None if *source == Source::Default => Ok(Config::default()),
-            None => Err(Failure::new(format!("{}: no such file", path.display()))
-                .hint("plugstack.conf names it with config=PATH")),
-        }
+        Ok(SiteFiles::read(source)?.merge()?.config)
     }
 
-    /// Parses the text of a configuration file; a failure names the line.
+    /// The settings that the plugin reads on this machine, for who is started by hand.
+    pub fn of_this_machine() -> Result<Config, Failure> {
+        Config::load(&Source::of_this_machine()?)
+    }
+
+    /// Parses the text of one file; a failure names the line.
     pub fn parse(text: &str, path: &Path) -> Result<Config, Failure> {
-        let failed = |error: &toml::de::Error| parse_failure(error, text, path).hint(SAMPLE);
-        let table = DeTable::parse(text).map_err(|error| failed(&error))?.into_inner();
-        let mut config = Config::default();
-        for (key, value) in table {
-            let name: &str = key.get_ref();
-            let position = || format!("{}:{}", path.display(), line_at(text, key.span().start));
-            if name == "mount" {
-                return Err(Failure::new(format!("{}: {RETIRED_MOUNT}", position())).hint(RETIRED_MOUNT_HINT));
-            }
-            match Key::ALL.iter().find(|setting| setting.spec().toml == Some(name)) {
-                Some(setting) => {
-                    let texts = setting_texts(*setting, value).map_err(|error| failed(&error))?;
-                    for value in texts {
-                        let set = config.settings.set(*setting, value.as_bytes());
-                        set.map_err(|failure| failure.about(name).about(position()).or_hint(SAMPLE))?;
-                    }
-                }
-                None if KEYS.contains(&name) => config.set(name, value).map_err(|error| failed(&error))?,
-                None => return Err(unknown_key(name).about(position())),
-            }
-        }
-        config.check().map_err(|failure| failure.about(path.display()))?;
-        Ok(config)
+        let mut merged = Merged::default();
+        merged.add(path, text)?;
+        Ok(merged.config)
     }
 
     /// What only the values themselves can show.
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), BadValue> {
         const WHOLE_PATH: &str = "write the whole path, beginning with /";
         for (key, folders) in
             [("image_folders", &self.image_folders), ("environment_folders", &self.environment_folders)]
         {
             if let Some(folder) = folders.iter().find(|folder| !folder.is_absolute()) {
-                return Err(Failure::new(format!("{key}: {folder:?} is not absolute")).hint(WHOLE_PATH));
+                let failure = Failure::new(format!("{key}: {folder:?} is not absolute")).hint(WHOLE_PATH);
+                return Err(BadValue::new(key, failure));
             }
         }
         for (key, directory) in
@@ -204,10 +186,12 @@ impl Config {
         {
             let is_none = key == "stage_shared" && directory.as_os_str().is_empty();
             if !directory.is_absolute() && !is_none {
-                return Err(Failure::new(format!("{key}: {directory:?} is not absolute")).hint(WHOLE_PATH));
+                let failure = Failure::new(format!("{key}: {directory:?} is not absolute")).hint(WHOLE_PATH);
+                return Err(BadValue::new(key, failure));
             }
         }
-        image_store::check(&self.image_store).map_err(|failure| failure.about("image_store"))?;
+        let about = |key: &'static str| move |failure: Failure| BadValue::new(key, failure.about(key));
+        image_store::check(&self.image_store).map_err(about("image_store"))?;
         for (key, amount) in [
             ("stage_max_size", &self.stage_max_size),
             ("stage_keep_free", &self.stage_keep_free),
@@ -215,22 +199,25 @@ impl Config {
             ("stage_read_through", &self.stage_read_through),
             ("layer_cache_max_size", &self.layer_cache_max_size),
         ] {
-            Amount::parse(amount).map_err(|failure| failure.about(key))?;
+            Amount::parse(amount).map_err(about(key))?;
         }
         if self.stage_read_through.ends_with('%') {
-            return Err(Failure::new("stage_read_through: it is a size, not a part of a file system")
-                .hint("write a number with k, m, g or t behind it: 64m, 1g; or \"\" for never"));
+            let failure = Failure::new("stage_read_through: it is a size, not a part of a file system")
+                .hint("write a number with k, m, g or t behind it: 64m, 1g; or \"\" for never");
+            return Err(BadValue::new("stage_read_through", failure));
         }
         registries::check(&self.registries)?;
-        self.policy.check().map_err(|failure| failure.about("policy"))?;
+        self.policy.check()?;
         if self.settings.stage == Some(Policy::Broadcast) {
-            return Err(Failure::new("stage: \"bcast\" is a matter of a job, not of the site")
-                .hint("write auto, always or never"));
+            let failure = Failure::new("stage: \"bcast\" is a matter of a job, not of the site")
+                .hint("write auto, always or never");
+            return Err(BadValue::new("stage", failure));
         }
         match self.settings.mounts.iter().flatten().find(|mount| mount.relative().is_some()) {
             Some(mount) => {
-                Err(Failure::new(format!("mounts: \"{}\" is not absolute", quote(&mount.to_text())))
-                    .hint(WHOLE_PATH))
+                let mount = quote(&mount.to_text());
+                let failure = Failure::new(format!("mounts: \"{mount}\" is not absolute")).hint(WHOLE_PATH);
+                Err(BadValue::new("mounts", failure))
             }
             None => Ok(()),
         }
@@ -359,56 +346,56 @@ mod tests {
             ),
             ("\nimage_folders = [1]\n", ":2: image_folders: invalid type: integer `1`"),
             ("image_folders = [\n", ":1: "),
-            ("image_folders = [\"images\"]", ": image_folders: \"images\" is not absolute"),
-            ("environment_folders = [\"edf\"]", ": environment_folders: \"edf\" is not absolute"),
+            ("image_folders = [\"images\"]", ":1: image_folders: \"images\" is not absolute"),
+            ("# x\nenvironment_folders = [\"edf\"]", ":2: environment_folders: \"edf\" is not absolute"),
             ("image_folders = []\nimage_folders = []", ":2: duplicate key"),
             ("mount_home = 1", ":1: mount_home: invalid type: integer `1`, expected a boolean"),
             ("mounts = [\"/a:b\"]", ":1: mounts: \"/a:b\": the destination is not absolute"),
-            ("mounts = [\"a:/b\"]", ": mounts: \"a:/b:rw\" is not absolute"),
+            ("mounts = [\"a:/b\"]", ":1: mounts: \"a:/b:rw\" is not absolute"),
             ("stage = \"often\"", ":1: stage: \"often\" is not auto, always, never or bcast"),
-            ("stage = \"bcast\"", ": stage: \"bcast\" is a matter of a job"),
-            ("stage_directory = \"tmp\"", ": stage_directory: \"tmp\" is not absolute"),
-            ("stage_shared = \"tmp\"", ": stage_shared: \"tmp\" is not absolute"),
+            ("stage = \"bcast\"", ":1: stage: \"bcast\" is a matter of a job"),
+            ("stage_directory = \"tmp\"", ":1: stage_directory: \"tmp\" is not absolute"),
+            ("stage_shared = \"tmp\"", ":1: stage_shared: \"tmp\" is not absolute"),
             ("# x\n[mount]\nsquashfs = \"fuse\"", ":2: [mount] is gone: "),
             ("stage = \"auto\"\n[ mount ]\nno_such_key = 1", ":2: [mount] is gone: "),
             ("mounts = []\nmount.owners = [0]", ":2: [mount] is gone: "),
             ("mount = { paths = [\"/sw\"] }", ":1: [mount] is gone: "),
             (
                 "stage_read_through = \"5%\"",
-                ": stage_read_through: it is a size, not a part of a file system",
+                ":1: stage_read_through: it is a size, not a part of a file system",
             ),
-            ("stage_max_size = \"lots\"", ": stage_max_size: \"lots\" is not an amount of storage"),
-            ("image_store = \"/images\"", ": image_store: \"/images\" is one directory for all users"),
+            ("stage_max_size = \"lots\"", ":1: stage_max_size: \"lots\" is not an amount of storage"),
+            ("image_store = \"/images\"", ":1: image_store: \"/images\" is one directory for all users"),
             ("import = \"often\"", ":1: import: unknown variant `often`, expected one of `submit`, `node`"),
-            ("layer_cache_max_size = \"x\"", ": layer_cache_max_size: \"x\" is not an amount of storage"),
-            ("[registries.\"a b\"]", ": registries.\"a b\": \"a b\" is not the name of a registry"),
+            ("layer_cache_max_size = \"x\"", ":1: layer_cache_max_size: \"x\" is not an amount of storage"),
+            ("[registries.\"a b\"]", ":1: registries.\"a b\": \"a b\" is not the name of a registry"),
             (
                 "[registries.\"index.docker.io\"]",
-                ": registries.\"index.docker.io\": \"index.docker.io\" is docker.io by another name",
+                ":1: registries.\"index.docker.io\": \"index.docker.io\" is docker.io by another name",
             ),
             (
                 "[registries.\"a.io\"]\nmirrors = [\"https://u:secret@b.io\"]",
-                ": registries.\"a.io\": mirrors: \"https://…@b.io\" is not the address of a registry",
+                ":2: registries.\"a.io\": mirrors: \"https://…@b.io\" is not the address of a registry",
             ),
             (
                 "[registries.\"a.io\"]\nca_file = \"ca.pem\"",
-                ": registries.\"a.io\": ca_file: \"ca.pem\" is not absolute",
+                ":2: registries.\"a.io\": ca_file: \"ca.pem\" is not absolute",
             ),
             (
                 "[registries.\"a.io\"]\nca_file = \"/ca.pem\"\nplain_http = true",
-                ": registries.\"a.io\": plain_http and ca_file contradict each other",
+                ":1: registries.\"a.io\": plain_http and ca_file contradict each other",
             ),
             ("[registries.\"a.io\"]\n\nmirror = []", ":3: unknown field `mirror`, expected one of `mirrors`"),
             ("[policy]\nregistry = []", ":2: unknown field `registry`, expected one of `registries`"),
             (
                 "[policy]\nregistries = [\"https://a.io\"]",
-                ": policy: registries: \"https://a.io\" is not the",
+                ":2: policy: registries: \"https://a.io\" is not the",
             ),
             (
                 "[policy]\nrepositories = [\"ubuntu\"]",
-                ": policy: repositories: \"ubuntu\" does not begin with a registry",
+                ":2: policy: repositories: \"ubuntu\" does not begin with a registry",
             ),
-            ("[policy]\nfolders = [\"sw\"]", ": policy: folders: \"sw\" is not absolute"),
+            ("[policy]\nowners = []\nfolders = [\"sw\"]", ":3: policy: folders: \"sw\" is not absolute"),
             ("[policy]\nowners = [true]", ":2: owners: invalid type: boolean `true`, expected a user's name"),
             ("[policy]\nowners = [-1]", ":2: owners: invalid value: integer `-1`, expected a user's name"),
             ("[policy]\ndigests = [\"12\"]", ":2: digests: \"12\" is not sha256: and 64 hexadecimal digits"),

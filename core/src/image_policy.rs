@@ -11,6 +11,7 @@ use nix::unistd::geteuid;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
+use crate::config::BadValue;
 use crate::failure::quote;
 use crate::fs_server::{FsServer, refuse_foreign};
 use crate::pattern::matches_path;
@@ -79,23 +80,28 @@ impl<'de> Deserialize<'de> for Digest {
 
 impl ImagePolicy {
     /// What only the values themselves can show.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<(), BadValue> {
+        let bad = |list: &str, failure: Failure| {
+            BadValue::new(format!("policy.{list}"), failure.about(list).about("policy"))
+        };
         for host in self.registries.iter().flatten() {
-            check_host(host).map_err(|failure| failure.about("registries"))?;
+            check_host(host).map_err(|failure| bad("registries", failure))?;
         }
         for pattern in self.repositories.iter().flatten() {
             let host = pattern.split_once('/').filter(|(_, name)| !name.is_empty()).map(|(host, _)| host);
             if host.is_none_or(|host| !host.contains(['*', '[']) && check_host(host).is_err()) {
                 let shown = quote(pattern.as_bytes());
-                return Err(Failure::new(format!(
-                    "repositories: \"{shown}\" does not begin with a registry"
-                ))
-                .hint("write HOST/NAME: docker.io/library/*, nvcr.io/nvidia/**"));
+                let failure = Failure::new(format!("\"{shown}\" does not begin with a registry"))
+                    .hint("write HOST/NAME: docker.io/library/*, nvcr.io/nvidia/**");
+                return Err(bad("repositories", failure));
             }
         }
         match self.folders.iter().flatten().find(|folder| !folder.is_absolute()) {
-            Some(folder) => Err(Failure::new(format!("folders: {folder:?} is not absolute"))
-                .hint("write the whole path, beginning with /")),
+            Some(folder) => {
+                let failure = Failure::new(format!("{folder:?} is not absolute"))
+                    .hint("write the whole path, beginning with /");
+                Err(bad("folders", failure))
+            }
             None => Ok(()),
         }
     }

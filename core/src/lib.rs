@@ -1,5 +1,5 @@
 //! What the plugin and the launcher share: settings, request, configuration, failures and what they hand to each other. Most of
-//! it is plain computation on the caller's data. Some of it reads: mizzen.toml, slurm.conf, the kernel's settings, limits and mounts;
+//! it is plain computation on the caller's data. Some of it reads: mizzen.toml and its drop-ins, slurm.conf, plugstack.conf, the kernel's settings, limits and mounts;
 //! `cancel` runs scancel and waits. It runs in srun as the user, in slurmstepd as root, and in the launcher.
 #![forbid(unsafe_code)]
 
@@ -28,6 +28,7 @@ pub mod mountinfo;
 pub mod options;
 pub mod pairs;
 pub mod pattern;
+pub mod plugstack;
 pub mod precedence;
 pub mod reference;
 pub mod registries;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::Failure;
+use crate::config::{BadValue, key_path};
 use crate::failure::quote;
 use crate::reference::{DOCKER_HUB, is_docker_hub, is_host};
 
@@ -25,26 +26,43 @@ pub struct RegistryConfig {
 }
 
 /// What only the values themselves can show.
-pub(crate) fn check(registries: &Registries) -> Result<(), Failure> {
-    registries.iter().try_for_each(|(host, registry)| {
-        check_one(host, registry)
-            .map_err(|failure| failure.about(format!("registries.\"{}\"", quote(host.as_bytes()))))
-    })
+pub(crate) fn check(registries: &Registries) -> Result<(), BadValue> {
+    for (host, registry) in registries {
+        let table = format!("registries.\"{}\"", quote(host.as_bytes()));
+        check_one(host, registry).map_err(|(key, failure)| match key {
+            Some(key) => BadValue::new(format!("{}.{key}", key_of(host)), failure.about(key).about(table)),
+            None => BadValue::new(key_of(host), failure.about(table)),
+        })?;
+    }
+    Ok(())
 }
 
-fn check_one(host: &str, registry: &RegistryConfig) -> Result<(), Failure> {
-    check_host(host)?;
+/// A registry's table, as its position is kept.
+fn key_of(host: &str) -> String {
+    key_path("registries", host)
+}
+
+/// What is wrong, with the key if it is the value of one.
+fn check_one(host: &str, registry: &RegistryConfig) -> Result<(), (Option<&'static str>, Failure)> {
+    check_host(host).map_err(|failure| (None, failure))?;
     if let Some(mirror) = registry.mirrors.iter().find(|mirror| !is_address(mirror)) {
         // What stands before an @ may be a password.
         let shown = crate::failure::quote_reference(mirror.as_bytes());
-        return Err(Failure::new(format!("mirrors: \"{shown}\" is not the address of a registry"))
-            .hint("write https://HOST[:PORT][/PATH], without a user, a password or a query"));
+        let failure = Failure::new(format!("\"{shown}\" is not the address of a registry"))
+            .hint("write https://HOST[:PORT][/PATH], without a user, a password or a query");
+        return Err((Some("mirrors"), failure));
     }
     match &registry.ca_file {
-        Some(file) if !file.is_absolute() => Err(Failure::new(format!("ca_file: {file:?} is not absolute"))
-            .hint("write the whole path, beginning with /")),
-        Some(_) if registry.plain_http => Err(Failure::new("plain_http and ca_file contradict each other")
-            .hint("without TLS there are no certificates; leave one of them out")),
+        Some(file) if !file.is_absolute() => {
+            let failure = Failure::new(format!("{file:?} is not absolute"))
+                .hint("write the whole path, beginning with /");
+            Err((Some("ca_file"), failure))
+        }
+        Some(_) if registry.plain_http => {
+            let failure = Failure::new("plain_http and ca_file contradict each other")
+                .hint("without TLS there are no certificates; leave one of them out");
+            Err((None, failure))
+        }
         _ => Ok(()),
     }
 }

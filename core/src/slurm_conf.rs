@@ -11,6 +11,9 @@ const LIMIT: u64 = 16 << 20;
 /// look, only Slurm knows.
 const DIRECTORIES: [&str; 4] = ["/etc/slurm", "/run/slurm/conf", "/usr/local/etc", "/etc"];
 
+/// Files that include each other end somewhere.
+const INCLUDE_DEPTH: usize = 4;
+
 /// The text of a slurm.conf.
 pub struct SlurmConf(String);
 
@@ -48,6 +51,11 @@ impl SlurmConf {
         values.next_back()
     }
 
+    /// The value of a key in this file and in those that it includes.
+    pub fn value_with_includes(file: &Path, wanted: &str) -> Option<String> {
+        value_in(file, file.parent().unwrap_or(Path::new("/")), wanted, INCLUDE_DEPTH)
+    }
+
     /// Whether the file has further ones.
     pub fn includes_others(&self) -> bool {
         let first = |line: &str| line.split_whitespace().next().map(str::to_ascii_lowercase);
@@ -63,6 +71,20 @@ impl SlurmConf {
     fn lines(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.0.lines().map(|line| line.split('#').next().unwrap_or_default())
     }
+}
+
+/// Names in includes are relative to the directory of slurm.conf, in whichever file they are.
+fn value_in(file: &Path, directory: &Path, wanted: &str, depth: usize) -> Option<String> {
+    let conf = SlurmConf(read_file(file).ok()?);
+    let value_of = |line: &str| {
+        let mut words = line.split_whitespace();
+        if words.next().is_some_and(|word| word.eq_ignore_ascii_case("include")) && depth > 0 {
+            return value_in(&directory.join(words.next()?), directory, wanted, depth - 1);
+        }
+        let (key, value) = line.split_once('=')?;
+        key.trim().eq_ignore_ascii_case(wanted).then(|| value.trim().to_owned())
+    };
+    conf.lines().filter_map(value_of).next_back()
 }
 
 /// A variable may name anything: a FIFO is not waited for, and of an endless device the beginning is enough.

@@ -1,12 +1,17 @@
 //! Files that hold for all users: they are read only if nobody but root can have written them, or have put another in their
 //! place. Runs as whoever needs them: the user in srun and in the launcher, root in slurmstepd.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::dir::Dir;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 use nix::unistd::geteuid;
 
 use crate::Failure;
@@ -18,8 +23,10 @@ use crate::image::special;
 
 /// What the kernel shows for users that are not in the map of a user namespace.
 const UNMAPPED: u32 = 65534;
-/// A larger file is not a configuration.
+/// A larger file is not a configuration; nor are the files of a directory that are larger together.
 const SIZE_LIMIT: u64 = 1 << 20;
+/// A directory with more in it was made for something else.
+const ENTRIES_LIMIT: usize = 1000;
 
 enum Unread {
     Missing,
@@ -31,33 +38,36 @@ pub fn read_trusted(path: &Path) -> Result<Option<String>, Failure> {
     if !path.is_absolute() {
         return Err(Failure::new(format!("{}: is not an absolute path", path.display())));
     }
-    match check_parents(path).and_then(|()| read_file(path)) {
+    match check_parents(path, path).and_then(|()| read_file(path)) {
         Ok(text) => Ok(Some(text)),
         Err(Unread::Missing) => Ok(None),
         Err(Unread::Refused(failure)) => Err(failure),
     }
 }
 
-/// Reads all such files of a directory whose names end so, in the order of their names; none if it does not exist.
+/// Reads all such files of a directory whose names end so, in the order of the bytes of their names; none if it does not exist.
+/// Hidden files are left out: editors make them.
 pub fn read_trusted_directory(
     directory: &Path,
     extension: &str,
 ) -> Result<Option<Vec<(PathBuf, String)>>, Failure> {
-    match check_parents(&directory.join(extension)) {
-        Ok(()) => {}
+    let opened = match open_directory(directory) {
+        Ok(opened) => opened,
         Err(Unread::Missing) => return Ok(None),
         Err(Unread::Refused(failure)) => return Err(failure),
-    }
-    let entries = directory
-        .read_dir()
-        .map_err(|error| Failure::new(format!("{}: {}", directory.display(), cause(&error))))?;
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|own| own == extension));
-    paths.sort();
-    let mut files = Vec::new();
-    for path in paths {
-        match read_file(&path) {
-            Ok(text) => files.push((path, text)),
+    };
+    let names = list(&opened, extension)
+        .map_err(|error| Failure::caused_by(format!("{}: cannot list it", directory.display()), error))?;
+    let (mut files, mut left) = (Vec::new(), SIZE_LIMIT);
+    for name in names {
+        let path = directory.join(&name);
+        // By the directory that is open and was looked at, whatever its path means now.
+        let file = openat(&opened, name.as_os_str(), FILE_FLAGS | OFlag::O_CLOEXEC, Mode::empty());
+        match read_opened(file.map(File::from).map_err(io::Error::from), &path, left) {
+            Ok(text) => {
+                left -= text.len() as u64;
+                files.push((path, text));
+            }
             Err(Unread::Missing) => {} // since it was listed
             Err(Unread::Refused(failure)) => return Err(failure),
         }
@@ -65,13 +75,64 @@ pub fn read_trusted_directory(
     Ok(Some(files))
 }
 
+/// Opens a directory in which nobody but root can make files. A sticky one is no exception here: what counts is which files are
+/// there, and any user could link an old one of root's into it.
+fn open_directory(directory: &Path) -> Result<File, Unread> {
+    check_parents(&directory.join("file"), directory)?;
+    let opened =
+        OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NONBLOCK).open(directory);
+    let opened = match opened {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            let message = format!("{}: is not a directory", directory.display());
+            let hint = "make it a directory for drop-ins, or remove it";
+            return Err(Unread::Refused(Failure::new(message).hint(hint)));
+        }
+        Err(error) => return Err(Unread::Refused(unreadable(directory, error))),
+    };
+    let found = opened.metadata().map_err(|error| Unread::Refused(unreadable(directory, error)))?;
+    if found.mode() & 0o022 == 0 {
+        return Ok(opened);
+    }
+    let (shown, mode) = (directory.display(), found.mode() & 0o7777);
+    Err(Unread::Refused(
+        Failure::new(format!("{shown} is writable by others than root (mode {mode:04o})"))
+            .hint(format!("chmod go-w {shown}")),
+    ))
+}
+
+/// The names in a directory that end so, in order.
+fn list(directory: &File, extension: &str) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for (number, entry) in Dir::from_fd(directory.try_clone()?.into())?.into_iter().enumerate() {
+        let name = OsString::from_vec(entry?.file_name().to_bytes().to_vec());
+        if number >= ENTRIES_LIMIT {
+            return Err(io::Error::other(format!("more than {ENTRIES_LIMIT} entries")));
+        }
+        let hidden = name.as_bytes().starts_with(b".");
+        if !hidden && Path::new(&name).extension() == Some(OsStr::new(extension)) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// O_NONBLOCK: a FIFO in the file's place must not block the opener.
+const FILE_FLAGS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK);
+
 fn read_file(path: &Path) -> Result<String, Unread> {
+    let file = OpenOptions::new().read(true).custom_flags(FILE_FLAGS.bits()).open(path);
+    read_opened(file, path, SIZE_LIMIT)
+}
+
+/// Reads what was found in this place, if nobody but root can have written it.
+fn read_opened(file: io::Result<File>, path: &Path, limit: u64) -> Result<String, Unread> {
     let shown = path.display();
     let refuse =
         |what: &str, hint: String| Unread::Refused(Failure::new(format!("{shown}: {what}")).hint(hint));
-    // O_NONBLOCK: a FIFO in the file's place must not block the opener.
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+    let file = match file {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
@@ -91,10 +152,13 @@ fn read_file(path: &Path) -> Result<String, Unread> {
         let message = format!("{} {why}", path.display());
         Unread::Refused(Failure::new(message).hint(format!("chown root and chmod go-w {}", path.display())))
     })?;
-    let bytes =
-        read_at_most(&file, SIZE_LIMIT + 1).map_err(|error| Unread::Refused(unreadable(path, error)))?;
-    if bytes.len() as u64 > SIZE_LIMIT {
-        return Err(refuse("is larger than 1 MiB", "is it the right file?".to_owned()));
+    let bytes = read_at_most(&file, limit + 1).map_err(|error| Unread::Refused(unreadable(path, error)))?;
+    if bytes.len() as u64 > limit {
+        let what = match limit {
+            SIZE_LIMIT => "is larger than 1 MiB",
+            _ => "and the files before it in its directory are larger than 1 MiB",
+        };
+        return Err(refuse(what, "is it the right file?".to_owned()));
     }
     String::from_utf8(bytes).map_err(|error| {
         let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
@@ -125,9 +189,9 @@ fn unreachable(path: &Path, error: io::Error) -> Failure {
 }
 
 /// Nobody but root may be able to put another file in its place, at any level: of the path as it is written, and of the
-/// one that its links lead to.
-fn check_parents(path: &Path) -> Result<(), Unread> {
-    refuse_users_server(path)?;
+/// one that its links lead to. `shown` is what messages are about: the path, or the directory in which it would be.
+fn check_parents(path: &Path, shown: &Path) -> Result<(), Unread> {
+    refuse_users_server(shown)?;
     let real = path.parent().and_then(|parent| parent.canonicalize().ok()).unwrap_or_default();
     for parent in
         path.ancestors().skip(1).chain(real.ancestors()).filter(|parent| !parent.as_os_str().is_empty())
@@ -136,15 +200,18 @@ fn check_parents(path: &Path) -> Result<(), Unread> {
             // Where it leads is in `real`; another's link, in a directory like /tmp, could lead elsewhere soon.
             Ok(found) if found.is_symlink() && found.uid() == 0 => {}
             Ok(found) => trusted(&found).map_err(|why| {
-                let message = format!("{}: its directory {} {why}", path.display(), parent.display());
+                let message = match parent == shown {
+                    true => format!("{} {why}", shown.display()),
+                    false => format!("{}: its directory {} {why}", shown.display(), parent.display()),
+                };
                 let hint = match found.uid() {
                     UNMAPPED => "root is not known in this user namespace; run mizzen outside of it",
-                    _ => "only root may be able to write the file and the directories above it",
+                    _ => "only root may be able to write it and the directories above it",
                 };
                 Unread::Refused(Failure::new(message).hint(hint))
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unread::Missing),
-            Err(error) => return Err(Unread::Refused(unreachable(path, error))),
+            Err(error) => return Err(Unread::Refused(unreachable(shown, error))),
         }
     }
     Ok(())
@@ -173,7 +240,7 @@ pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
     let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
     let real = path.canonicalize().map_err(|error| failed(format!("cannot be found: {}", cause(&error))))?;
     for path in [path, &real] {
-        match check_parents(path) {
+        match check_parents(path, path) {
             Ok(()) => {}
             Err(Unread::Refused(failure)) => return Err(failure),
             Err(Unread::Missing) => return Err(failed("has just vanished".to_owned())),

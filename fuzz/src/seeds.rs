@@ -182,7 +182,9 @@ const CONFIG: &str = "image_folders = [\"/images\"]\nmounts = [\"/scratch\", \"/
                       image_store = \"/s/%u\"\nimport = \"node\"\n[registries.\"docker.io\"]\n\
                       mirrors = [\"https://m.org/hub\"]\nplain_http = true\n[policy]\nregistries = [\"a.io\"]\n\
                       repositories = [\"a.io/**\"]\nfolders = [\"/sw\"]\nowners = [\"root\", 5]\n\
-                      digests = [\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n";
+                      digests = [\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n\
+                      \0image_folders = []\nstage = \"never\"\n[registries.\"docker.io\"]\nplain_http = false\n\
+                      [registries.\"a.io:5000\"]\nca_file = \"/ca\"\n[policy]\nowners = []\n";
 
 const ENVIRONMENTS: [&str; 2] = [
     "image = \"nvcr.io#nvidia/pytorch:24.01-py3\"\nworkdir = \"${HOME}\"\nentrypoint = false\nwritable = true\n\

@@ -59,11 +59,16 @@ pub fn run_process() -> ExitCode {
 }
 
 fn config() -> Result<Config, Failure> {
-    Config::load(&Source::Default)
+    Config::of_this_machine()
 }
 
 fn config_of(args: &ImportArgs) -> Result<Config, Failure> {
-    Config::load(&args.config.clone().map_or(Source::Default, Source::Named))
+    match &args.config {
+        Some(path) => Config::load(&Source::Named(path.clone())),
+        // Who asks for a job has told where the settings are, if they are elsewhere.
+        None if args.for_slurm => Config::load(&Source::Default),
+        None => config(),
+    }
 }
 
 fn import(args: &ImportArgs) -> Result<(), Failure> {

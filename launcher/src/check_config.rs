@@ -1,16 +1,17 @@
-//! `mizzen check-config`: is mizzen.toml good, and what of what it names is missing on this machine? Runs as the user on the host.
+//! `mizzen check-config`: are mizzen.toml and its drop-ins good, and what of what they name is missing on this machine? Runs as the user on the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::config::{DEFAULT_PATH, SiteFiles, Source};
 use mizzen_core::failure::{cause, quote};
 use mizzen_core::options::MountSource;
+use mizzen_core::trusted_file::read_trusted;
 use mizzen_core::{Config, Failure};
 use nix::unistd::{AccessFlags, access};
 
 use crate::host_libraries;
-use crate::report::{print, report_note};
+use crate::report::{print, report, report_note};
 
 /// What a directory or file of mizzen.toml must be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,11 +24,12 @@ enum Need {
     Writable,
 }
 
-/// Checks the file; without a name, the installed one and the rules beside it.
+/// Checks the file; without a name, the installed one, its drop-ins and the rules beside it.
 pub fn run(file: Option<&Path>) -> Result<(), Failure> {
-    let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-    let source = file.map_or(Source::Default, |file| Source::Named(absolute(file)));
-    let config = Config::load(&source)?;
+    let (config, files) = match file {
+        Some(file) => (load_one(file)?, Vec::new()),
+        None => load_all()?,
+    };
     if let Some(name) = config.policy.unknown_owner() {
         let name = quote(name.as_bytes());
         return Err(Failure::new(format!("policy: owners: \"{name}\" is not in /etc/passwd"))
@@ -41,7 +43,36 @@ pub fn run(file: Option<&Path>) -> Result<(), Failure> {
     missing.iter().for_each(|note| report_note(note));
     // The file may be meant for other machines than this.
     let rest = if missing.is_empty() { "" } else { ", but not all of it is on this machine" };
-    print(&format!("{}: good{rest}\n", file.unwrap_or(Path::new(DEFAULT_PATH)).display()))
+    let shown = |file: &Path, rest: &str| format!("{}: good{rest}\n", file.display());
+    print(&match (file, files.as_slice()) {
+        (Some(file), _) => shown(file, rest),
+        (None, []) => shown(Path::new(DEFAULT_PATH), rest),
+        (None, [only]) => shown(only, rest),
+        (None, files) => {
+            let each: String = files.iter().map(|file| shown(file, "")).collect();
+            format!("{each}together: good{rest}\n")
+        }
+    })
+}
+
+/// This file alone: it may be a drop-in that is not in its place yet.
+fn load_one(file: &Path) -> Result<Config, Failure> {
+    let path = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let text = read_trusted(&path)?.ok_or_else(|| {
+        Failure::new(format!("{}: no such file", path.display())).hint("name a file that is there")
+    })?;
+    Config::parse(&text, &path)
+}
+
+/// All files that the plugin reads here, and which they are. Of several that are bad each is told.
+fn load_all() -> Result<(Config, Vec<PathBuf>), Failure> {
+    let files = SiteFiles::read(&Source::of_this_machine()?)?;
+    let mut bad: Vec<Failure> = files.configs().filter_map(|(_, config)| config.err()).collect();
+    if let Some(last) = bad.pop() {
+        bad.iter().for_each(report);
+        return Err(last);
+    }
+    Ok((files.merge()?.config, files.paths().map(Path::to_owned).collect()))
 }
 
 /// What of the copies' directory is wrong, if it is.

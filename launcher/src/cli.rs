@@ -8,7 +8,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand, value_parser};
-use mizzen_core::config::Source;
 use mizzen_core::environment::names_environment_file;
 use mizzen_core::failure::quote;
 use mizzen_core::options::parse_env;
@@ -153,9 +152,18 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Check mizzen.toml and the rules in host.d: their keys and values, and that only root can write them
+    /// Show the settings of this site
+    Config {
+        /// For programs
+        #[arg(long, global = true)]
+        json: bool,
+        /// What to show of them.
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Check mizzen.toml, its drop-ins and the rules in host.d: their keys and values, and that only root can write them
     CheckConfig {
-        /// Only this file, in place of /etc/mizzen/mizzen.toml, which may be missing, and /etc/mizzen/host.d
+        /// Only this file, in place of /etc/mizzen/mizzen.toml, which may be missing, mizzen.d and host.d beside it
         file: Option<PathBuf>,
     },
     /// Print completions for a shell
@@ -176,6 +184,23 @@ Examples:
   mizzen env render torch             torch.toml with its parents and variables, as one file
   mizzen env validate ./torch.toml    is it good?
   mizzen plan --environment torch     every mount and variable of its container";
+
+/// What can be shown of settings.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Show every setting with its value and the file and line that it comes from
+    ///
+    /// What no file says is marked as a default. The files are those that the plugin reads on this machine: mizzen.toml, or what
+    /// plugstack.conf names by config=PATH in its place, and the drop-ins beside it. The output is TOML.
+    #[command(after_help = CONFIG_EXAMPLES)]
+    Show,
+}
+
+const CONFIG_EXAMPLES: &str = "\
+Examples:
+  mizzen config show                       all of them
+  mizzen config show | grep -v '# default' what this site has set
+  mizzen config show --json                for programs";
 
 /// What can be done with environment files.
 #[derive(Debug, Subcommand)]
@@ -305,7 +330,7 @@ impl ContainerArgs {
             variables.append(settings.environment.get_or_insert_default());
             settings.environment = Some(variables);
         }
-        let config = Config::load(&Source::Default)?;
+        let config = Config::of_this_machine()?;
         let (image, command) = take_container(self.container, self.image, self.command);
         let (environment, image, command) = take_environment(self.environment, image, command);
         let environment = environment.map(|name| environment::read(&name, &config)).transpose()?;

@@ -7,19 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use mizzen_core::config::Source;
 use mizzen_core::failure::FailureKind;
 use mizzen_core::staging::BROADCASTER;
 use mizzen_core::{Config, Failure};
 
-use crate::cli::{CacheCommand, Cli, Command, ContainersCommand, EnvCommand};
+use crate::cli::{CacheCommand, Cli, Command, ConfigCommand, ContainersCommand, EnvCommand};
 use crate::containers::commands::Containers;
 use crate::options::RunOptions;
 use crate::report::{print, report, written};
 use crate::stage::commands::{Outcome, Stager};
 use crate::{
     check_config, cli, doctor, enroot, environment, importer, inspect, manual, pipeline, raised_limits,
-    share, slurm, stage, step, sys, trace,
+    share, show_config, slurm, stage, step, sys, trace,
 };
 
 /// Does what the process was started for.
@@ -78,6 +77,7 @@ fn work(called: &Path, words: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Containers { json, command } => return containers(&command, json),
         Command::Doctor { json, gpu: false, fabric: false } => return doctor::examine(json),
         Command::Doctor { json, gpu, fabric } => doctor::host_libraries(json, gpu, fabric),
+        Command::Config { json, command: ConfigCommand::Show } => show_config::run(json),
         Command::CheckConfig { file } => check_config::run(file.as_deref()),
         Command::Completions { shell } => {
             // Into memory first: the crate panics where it cannot write.
@@ -144,7 +144,7 @@ pub fn ran(outcome: Result<i32, Failure>) -> ExitCode {
 
 /// One that fails does not keep the others from being copied.
 fn stage_all(images: &[PathBuf]) -> ExitCode {
-    let stager = match Config::load(&Source::Default).and_then(Stager::new) {
+    let stager = match Config::of_this_machine().and_then(Stager::new) {
         Ok(stager) => stager,
         Err(failure) => {
             report(&failure);
@@ -177,7 +177,7 @@ fn env(command: &EnvCommand, json: bool) -> ExitCode {
 }
 
 fn cache(command: &CacheCommand, json: bool) -> ExitCode {
-    let outcome = Config::load(&Source::Default)
+    let outcome = Config::of_this_machine()
         .and_then(|config| stage::commands::Commands::new(&config))
         .and_then(|cache| match command {
             CacheCommand::List => cache.list(),
@@ -189,7 +189,7 @@ fn cache(command: &CacheCommand, json: bool) -> ExitCode {
 }
 
 fn containers(command: &ContainersCommand, json: bool) -> ExitCode {
-    let outcome = Config::load(&Source::Default).and_then(|config| match command {
+    let outcome = Config::of_this_machine().and_then(|config| match command {
         ContainersCommand::List => Containers::new(&config, None).list(),
         ContainersCommand::Remove { job, all, names } => Containers::new(&config, *job).remove(names, *all),
         ContainersCommand::Prune { job } => Containers::new(&config, *job).prune(*job),

@@ -7,10 +7,9 @@ use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
-use mizzen_core::config::{DEFAULT_PATH, Source};
+use mizzen_core::config::{SiteFiles, Source};
 use mizzen_core::failure::{cause, quote_up_to};
 use mizzen_core::{Config, Failure};
 use nix::mount::{MsFlags, mount};
@@ -41,7 +40,7 @@ struct Check {
 }
 
 const CHECKS: [Check; 10] = [
-    Check { name: "settings", needed: true, purpose: "mizzen.toml", attempt: settings },
+    Check { name: "settings", needed: true, purpose: "mizzen.toml and mizzen.d", attempt: settings },
     Check { name: "plugin", needed: true, purpose: "srun, sbatch and salloc", attempt: slurm::plugin },
     Check { name: "oci.conf", needed: false, purpose: "srun --container", attempt: slurm::runtime },
     Check { name: "user namespace", needed: true, purpose: "every container", attempt: user_namespace },
@@ -172,13 +171,24 @@ fn receive(pipe: &mut PipeReader) -> std::io::Result<Result<String, Failure>> {
 }
 
 fn settings() -> Result<String, Failure> {
-    Config::load(&Source::Default)?;
-    let exists = Path::new(DEFAULT_PATH).exists();
-    Ok(if exists { format!("{DEFAULT_PATH} is good") } else { format!("no {DEFAULT_PATH}: defaults") })
+    let source = Source::of_this_machine()?;
+    let files = SiteFiles::read(&source)?;
+    files.merge()?;
+    let (path, directory) = (source.path(), source.drop_in_directory());
+    let drop_ins = files.paths().filter(|file| *file != path).count();
+    let has_main = files.paths().any(|file| file == path);
+    let (path, directory) = (path.display(), directory.display());
+    let named = if source == Source::Default { "" } else { ", as plugstack.conf says" };
+    Ok(match (has_main, drop_ins) {
+        (true, 0) => format!("{path} is good{named}"),
+        (false, 0) => format!("no {path}: defaults"),
+        (true, count) => format!("{path} and {count} of {directory} are good{named}"),
+        (false, count) => format!("no {path}; {count} of {directory} are good"),
+    })
 }
 
 fn copies() -> Result<String, Failure> {
-    let config = Config::load(&Source::Default)?;
+    let config = Config::of_this_machine()?;
     match unusable_stage_directory(&config) {
         Some(why) => {
             Err(Failure::new(why).hint("make it a directory with mode 1777, or name another in mizzen.toml"))

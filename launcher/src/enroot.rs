@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use mizzen_core::config::{Compatible, Source};
+use mizzen_core::config::Compatible;
 use mizzen_core::failure::{quote, quote_reference};
 use mizzen_core::options::{EnvOption, MountOption, parse_env, parse_mount};
 use mizzen_core::request::ImageSource;
@@ -40,7 +40,7 @@ pub fn run(words: impl Iterator<Item = OsString>) -> ExitCode {
         Err(error) => return told_by_clap(&error, runs),
     };
     note_variables();
-    let loaded = Config::load(&Source::Default);
+    let loaded = Config::of_this_machine();
     let config = match loaded {
         Ok(config) => config,
         Err(failure) if runs => return ran(Err(failure)),
@@ -246,9 +246,7 @@ fn find(
     config: Config,
 ) -> Result<RunOptions, Failure> {
     let path = Path::new(container);
-    let is_container =
-        parse_name(container, NameMode::Auto).is_ok() && Containers::global(&config).has(container)?;
-    if !is_container && path.is_file() {
+    if named(container, &config)?.is_none() && path.is_file() {
         let image = find_image::to_run(path, &config)?;
         return options(None, image, command, settings, config);
     }

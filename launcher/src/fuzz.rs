@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use mizzen_core::config::Merged;
 use mizzen_core::device::DeviceName;
 use mizzen_core::handover::{Handover, Outcome};
 use mizzen_core::settings::{Unshare, Value};
@@ -22,6 +23,7 @@ use crate::environment;
 use crate::host_libraries::ld_cache;
 use crate::image::tree::{Entry, ReadAt, Tree};
 use crate::image::{metadata, sif};
+use crate::show_config;
 use crate::slurm::wire;
 use crate::stage::{self, profile};
 
@@ -208,9 +210,15 @@ fn handover(bytes: &[u8]) -> bool {
     true
 }
 
-/// mizzen.toml.
+/// mizzen.toml and its drop-ins, which a NUL parts. What is shown of them is a file again.
 fn config(bytes: &[u8]) -> bool {
-    text(bytes).is_some_and(|text| Config::parse(text, Path::new("mizzen.toml")).is_ok())
+    let Some(text) = text(bytes) else { return false };
+    let (path, mut merged) = (Path::new("mizzen.toml"), Merged::default());
+    if text.split('\0').any(|file| merged.add(path, file).is_err()) {
+        return false;
+    }
+    assert!(show_config::values(&merged).is_ok_and(|shown| Config::parse(&shown, path).is_ok()));
+    true
 }
 
 /// An environment file. What is shown of it is a file again that says the same.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use mizzen_core::answer::AskedProcess;
-use mizzen_core::config::ImportWhen;
+use mizzen_core::config::{ImportWhen, Source};
 use mizzen_core::find_image::{Importer, refused_by_key};
 use mizzen_core::request::ImageSource;
 use mizzen_core::trusted_file::check_only_users;
@@ -71,16 +71,21 @@ pub struct ChildImporter<'a> {
 
 impl Importer for ChildImporter<'_> {
     fn resolve(&mut self, reference: &Reference) -> Result<Reference, Failure> {
-        ask(reference, &ImportOptions::default(), importer::resolve)
+        ask(reference, &by_hand()?, importer::resolve)
     }
 
     fn import(&mut self, reference: &Reference) -> Result<(PathBuf, Reference), Failure> {
-        ask(reference, &ImportOptions::default(), importer::import)
+        ask(reference, &by_hand()?, importer::import)
     }
 
     fn store(&self) -> Result<PathBuf, Failure> {
         image_store::own_directory(self.image_store)
     }
+}
+
+/// The importer is to read the settings that this launcher, which no plugin has started, has read.
+fn by_hand() -> Result<ImportOptions, Failure> {
+    Ok(ImportOptions { config: Source::of_this_machine()?, ..ImportOptions::default() })
 }
 
 /// Starts this program once more, which then becomes the importer.

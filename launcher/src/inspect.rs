@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use mizzen_core::config::Source;
 use mizzen_core::failure::quote;
 use mizzen_core::{Config, Digest, Failure, Reference};
 use serde_json::{Value, json};
@@ -30,7 +29,7 @@ pub struct Inspected {
 
 /// Looks into an image and computes its digest.
 pub fn inspect(image: &Path) -> Result<Inspected, Failure> {
-    let (path, pin, reference) = find_image::to_read(image, &Config::load(&Source::Default)?)?;
+    let (path, pin, reference) = find_image::to_read(image, &Config::of_this_machine()?)?;
     let StagedImage { opened, digest, .. } =
         stage::stage(&path, &Requirements::pinned(pin), &StagingOptions::never())?;
     let image = Loaded::new(opened, None, digest)?;

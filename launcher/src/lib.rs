@@ -29,6 +29,7 @@ pub mod report;
 mod sandbox;
 mod save_target;
 mod share;
+mod show_config;
 mod slurm;
 mod stage;
 mod step;

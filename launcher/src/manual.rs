@@ -12,6 +12,7 @@ use clap_mangen::Man;
 use mizzen_core::Failure;
 
 use crate::cli::Cli;
+pub(crate) use toml_page::SAMPLE;
 
 /// Writes all pages into a directory: those of section 1, mizzen.toml.5 and mizzen-slurm.7.
 pub fn write_pages(directory: &Path) -> Result<(), Failure> {

@@ -1,14 +1,11 @@
 //! What the plugin remembers between two hooks of the same process.
 
-use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mizzen_core::config::Source;
 use mizzen_core::environment::Environment;
-use mizzen_core::failure::quote;
 use mizzen_core::settings::Argument;
 use mizzen_core::{Config, Failure, Reference, Request, Variables};
 
@@ -144,35 +141,10 @@ impl State {
         config
     }
 
-    /// Where mizzen.toml is, by the words in plugstack.conf.
+    /// Where mizzen.toml is, with its drop-ins beside it, by the words in plugstack.conf.
     pub fn config_source(&self) -> Result<Source, Failure> {
-        let mut source = Source::Default;
-        for argument in &self.arguments {
-            match argument.strip_prefix(b"config=") {
-                Some(path) if !path.is_empty() && source != Source::Default => {
-                    return Err(Failure::new(format!("plugstack.conf: config= twice: \"{}\"", quote(path)))
-                        .hint("give spank_mizzen.so one mizzen.toml"));
-                }
-                Some(path) if !path.is_empty() && !path.starts_with(b"/") => {
-                    return Err(Failure::new(format!(
-                        "plugstack.conf: config={} is not absolute",
-                        quote(path)
-                    ))
-                    .hint("write the whole path, beginning with /"));
-                }
-                Some(path) if !path.is_empty() => {
-                    source = Source::Named(PathBuf::from(OsStr::from_bytes(path)))
-                }
-                _ if cfg!(feature = "inject-panic") && argument.starts_with(b"inject-panic=") => {}
-                _ => {
-                    return Err(Failure::new(format!(
-                        "plugstack.conf: unknown argument \"{}\"",
-                        quote(argument)
-                    ))
-                    .hint("the only argument of spank_mizzen.so is config=/path/to/mizzen.toml"));
-                }
-            }
-        }
-        Ok(source)
+        let is_ours =
+            |argument: &&Vec<u8>| !(cfg!(feature = "inject-panic") && argument.starts_with(b"inject-panic="));
+        Source::from_arguments(self.arguments.iter().filter(is_ours).map(Vec::as_slice))
     }
 }

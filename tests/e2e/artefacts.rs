@@ -117,6 +117,7 @@ fn the_installed_plugstack_line_names_the_installed_plugin() {
     assert!(lines.lines().any(|line| line == "required /usr/lib/mizzen/spank_mizzen.so"), "{lines}");
     for file in [
         "etc/mizzen/mizzen.toml",
+        "usr/share/doc/mizzen/mizzen.toml",
         "usr/lib/mizzen/mizzen-import",
         "usr/share/man/man1/mizzen-run.1",
         "usr/share/man/man1/mizzen-images-prune.1",

@@ -11,7 +11,7 @@ use mizzen_tests::{Cluster, User};
 
 /// Waits until the copy is there. What makes it has the lowest priority.
 const COPIED: &str =
-    "for i in $(seq 1200); do ls /var/tmp/mizzen-2001/sha256-* >/dev/null 2>&1 && break; sleep 0.1; done";
+    "for i in $(seq 150); do ls /var/tmp/mizzen-2001/sha256-* >/dev/null 2>&1 && break; sleep 0.1; done";
 
 /// The first user's copy is as it should be, and nothing is left of its making.
 #[track_caller]
@@ -39,8 +39,14 @@ fn a_large_image_starts_before_it_is_copied() {
     let json = cluster.run("mizzen cache list --json").stdout;
     assert!(json.contains("\"partial\": [") && json.contains("\"present\": "), "{json}");
     // The next one goes on from there, and what a program reads is what the image has.
-    let sum = cluster.run(&format!("mizzen run /slow/{LARGE} sh -c '{COPIED}; sha256sum < /data/0'"));
-    assert_out(&sum, 0, &sum_of(0));
+    // In the background it takes as long as others leave it no processor.
+    for _ in 0..8 {
+        let sum = cluster.run(&format!("mizzen run /slow/{LARGE} sh -c '{COPIED}; sha256sum < /data/0'"));
+        assert_out(&sum, 0, &sum_of(0));
+        if !copies(&cluster).is_empty() {
+            break;
+        }
+    }
     assert_copied(&cluster, &format!("/slow/{LARGE}"));
     let read = format!(
         "strace -f -y -o trace -e trace=read,pread64,splice mizzen run /slow/{LARGE} cat /image; grep -c 'slow/{LARGE}>' trace"
@@ -61,7 +67,7 @@ fn many_starts_read_an_image_once() {
     );
     assert_out(&cluster.run(&starts), 0, &"large 25165824\n".repeat(64));
     // The last to end may have been the one that copied.
-    assert_out(&cluster.run(&format!("mizzen run {image} sh -c '{COPIED}'")), 0, "");
+    assert_eq!(cluster.run(&format!("mizzen stage {image}")).code, 0);
     let read = served(&cluster, "ctl") - before;
     assert!(read <= size + size / 10, "{read} bytes were read of {size}");
     assert_copied(&cluster, &image);
@@ -95,7 +101,7 @@ fn what_was_read_is_not_read_again() {
         known = now;
     }
     assert_out(
-        &cluster.run(&format!("mizzen run {image} sh -c '{COPIED}; sha256sum < /data/2'")),
+        &cluster.run(&format!("mizzen run {image} sh -c 'sha256sum < /data/2' && mizzen stage {image} >&2")),
         0,
         &sum_of(2),
     );
@@ -151,13 +157,11 @@ fn data_is_read_through_like_an_image() {
     assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
     // What came from where.
     let line = first.stderr.lines().find(|line| line.starts_with(&format!("mizzen: note: /slow/{LARGE}: ")));
-    let line = line.unwrap_or_else(|| panic!("{}", first.text()));
+    let line = line.unwrap();
     assert!(line.contains(" from the copy on the node, ") && line.ends_with(" inflated"), "{line}");
-    assert_out(&cluster.run(&format!("{run} '{COPIED}; sha256sum < /more/data/1'")), 0, &sum_of(1));
+    assert_out(&cluster.run(&format!("{run} 'sha256sum < /more/data/1'")), 0, &sum_of(1));
     let expected = digest_of(&cluster, &format!("/shared/{LARGE}")).replace(':', "-");
-    let found = cluster.run(&format!(
-        "for i in $(seq 1200); do [ -e {CACHE}/{expected} ] && break; sleep 0.1; done; ls {CACHE}"
-    ));
+    let found = cluster.run(&format!("mizzen stage /slow/{LARGE} >&2; ls {CACHE}"));
     assert!(found.stdout.contains(&expected), "{}", found.text());
 }
 
@@ -183,5 +187,5 @@ fn served_slowly(cluster: &Cluster) -> u64 {
     let script = "for p in $(pgrep -f 'bindfs.*/slow$'); do [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] \
                   && sed -n 's/^rchar: //p' /proc/$p/io; done";
     let told = cluster.run_on("ctl", User::Root, script);
-    told.stdout.trim().parse().unwrap_or_else(|_| panic!("{}", told.text()))
+    told.stdout.trim().parse().unwrap()
 }

@@ -141,7 +141,7 @@ fn refuses_bad_settings(release: Release) {
             "image_folders = \"x\"\n",
             "mizzen.toml:1: image_folders: invalid type: string \"x\", expected a sequence",
         ),
-        ("image_folders = [\"x\"]\n", "mizzen.toml: image_folders: \"x\" is not absolute"),
+        ("image_folders = [\"x\"]\n", "mizzen.toml:1: image_folders: \"x\" is not absolute"),
         ("\n\n[oops\n", "mizzen.toml:3: "),
     ] {
         cluster.write_everywhere(settings, text).unwrap();

@@ -100,8 +100,8 @@ pub fn run_staging(rounds: u32) -> Result<()> {
 
 /// The same for first starts of a large image on a slow file system alone. Not a part of the whole: it takes a quarter of an hour,
 /// and 9 GB of memory.
-pub fn run_read_through(rounds: u32) -> Result<()> {
-    read_through::run(rounds)
+pub fn run_read_through(rounds: u32, starts_alone: bool) -> Result<()> {
+    read_through::run(rounds, starts_alone)
 }
 
 /// What starts of many nodes cost, into docs/scale.md; and checked on virtual nodes.

@@ -56,6 +56,7 @@ impl Cluster {
             cpus: 8,
             plugstack: vec![format!("required {PLUGIN}")],
             slurm_conf: Vec::new(),
+            configless: false,
             own_etc_slurm: false,
             slurm_files: Vec::new(),
             mizzen_toml: None,

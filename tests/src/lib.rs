@@ -24,6 +24,7 @@ pub mod copies;
 pub mod demo;
 pub mod documents;
 pub mod examples;
+pub mod fleet;
 pub mod images;
 pub mod init;
 pub mod jobs;
@@ -37,6 +38,7 @@ pub mod site;
 pub mod spec;
 pub mod supervise;
 pub mod trace;
+pub mod vm;
 
 pub use cluster::{Cluster, Output, without_waiting};
 pub use release::Release;

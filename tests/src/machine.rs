@@ -75,7 +75,7 @@ fn bring_up(name: &str, supervisor: u32) -> Result<Vec<Child>> {
     if order.spec.shared == SharedFs::Fuse {
         run_tool(Command::new("bindfs").args(["-o", "allow_other", "/run/shared-backing", "/shared"]))?;
     }
-    start_daemons(name)
+    start_daemons(name, order.spec.configless)
 }
 
 /// Overlays the product on the release's root file system and mounts what a booted machine has.
@@ -107,7 +107,7 @@ fn make_root(name: &str, order: &Order) -> Result<PathBuf> {
     let shared_dir = if order.spec.shared == SharedFs::Fuse { "run/shared-backing" } else { "shared" };
     if order.spec.own_etc_slurm {
         copy_slurm_files(&shared.join("etc-slurm"), &root.join("etc/slurm"))?;
-    } else {
+    } else if !order.spec.configless || name == "ctl" {
         bind(&shared.join("etc-slurm"), &root.join("etc/slurm"))?;
     }
     for (source, place) in [
@@ -216,9 +216,10 @@ fn append(file: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn start_daemons(name: &str) -> Result<Vec<Child>> {
+fn start_daemons(name: &str, configless: bool) -> Result<Vec<Child>> {
     if name != "ctl" {
-        return Ok(vec![daemon(name, "slurmd", &["-D"])?]);
+        let options: &[&str] = if configless { &["-D", "--conf-server", "ctl"] } else { &["-D"] };
+        return Ok(vec![daemon(name, "slurmd", options)?]);
     }
     // One munged for the cluster: its socket is bound into every machine.
     std::os::unix::fs::chown("/run/munge", Some(id_of("munge")?), None)?;

@@ -9,7 +9,8 @@ use anyhow::{Result, bail};
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::release::hpc_rootfs;
 use mizzen_tests::{
-    Cluster, Release, User, bench, browser, demo, init, machine, messages, record, repository, supervise,
+    Cluster, Release, User, bench, browser, demo, fleet, init, machine, messages, record, repository,
+    supervise, vm,
 };
 
 const USAGE: &str = "\
@@ -19,11 +20,14 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster bench [start|slurm|staging|import|wheels|mpi]  mizzen beside its peers; or only starts, steps, copies, imports of
                                          images, imports of TensorFlow and torch, or messages between ranks
        vcluster browse                   target/book, in a headless browser
+       vcluster fleet                    the Ansible role of packaging/ansible, on clusters that know nothing of mizzen
        vcluster messages                 docs/messages.md, from the sources
        vcluster record                   docs/run.svg, the picture of a session
-       vcluster bench read-through      first starts of a large image on a slow file system
+       vcluster bench read-through [starts]  first starts of a large image on a slow file system
        vcluster bench scale            starts of many nodes: a model, and its check on virtual nodes, into docs/scale.md
        vcluster bench scale-model      the same without the check
+       vcluster arm64 PRODUCT [TESTS…]   containers on a virtual machine of that kind, and test programs for it
+       vcluster kernels [DEBIAN]         containers on Debian's kernels, in virtual machines
        vcluster bench training PAIRS [MPI|torch|TensorFlow]  trainings on nodes and in containers, into docs/performance.md
        vcluster bench training-report    the same, of the numbers that are there
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
@@ -43,7 +47,8 @@ fn main() -> ExitCode {
         ["bench"] => bench::run(25),
         ["bench", "slurm"] => bench::run_slurm(25),
         ["bench", "staging"] => bench::run_staging(25),
-        ["bench", "read-through"] => bench::run_read_through(5),
+        ["bench", "read-through"] => bench::run_read_through(5, false),
+        ["bench", "read-through", "starts"] => bench::run_read_through(9, true),
         ["bench", "scale"] => bench::run_scale(true),
         ["bench", "scale-model"] => bench::run_scale(false),
         ["bench", "import"] => bench::run_import(25),
@@ -51,9 +56,12 @@ fn main() -> ExitCode {
         ["bench", "wheels"] => bench::run_wheels(25),
         ["bench", "mpi"] => bench::run_mpi(25),
         ["browse"] => browser::browse(),
+        ["fleet"] => fleet::run(),
         ["messages"] => messages::page(&repository())
             .and_then(|page| Ok(std::fs::write(repository().join("docs/messages.md"), page)?)),
         ["record"] => record::record(),
+        ["arm64", tests @ ..] => vm::arm64::test(tests),
+        ["kernels", only @ ..] if only.len() < 2 => vm::kernels::test(only.first().copied()),
         ["bench", "training", pairs, only @ ..] if only.len() < 2 => pairs
             .parse()
             .map_err(Into::into)

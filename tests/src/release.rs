@@ -90,7 +90,7 @@ impl Release {
 
 /// A Debian root file system with these packages, `target/rootfs/NAME-DEBIAN`; made if it is not there yet.
 pub fn make_rootfs(debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
-    make_tree("minbase", "main", debian, name, packages)
+    make_tree("minbase", "main", debian, name, packages, None)
 }
 
 /// A machine of Debian bookworm as the tests of packages want it: it has rpm, too, and an AppArmor that knows no user namespaces.
@@ -117,7 +117,12 @@ pub fn ubuntu_rootfs(ubuntu: &str) -> Result<PathBuf> {
 /// The files of packages that Debian has outside its main component too, and of what they depend on, as they are in the
 /// packages: `target/rootfs/NAME-DEBIAN`, to be laid below a root file system of the same release.
 pub fn extract_packages(debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
-    make_tree("extract", "main contrib non-free", debian, name, packages)
+    make_tree("extract", "main contrib non-free", debian, name, packages, None)
+}
+
+/// The same for another machine than this one (Debian's name for it), whose programs need not run here.
+pub fn extract_foreign(debian: &str, name: &str, packages: &str, architecture: &str) -> Result<PathBuf> {
+    make_tree("extract", "main", debian, name, packages, Some(architecture))
 }
 
 /// A node with Slurm 22.05, MPICH and the libraries and programs for InfiniBand. Python is for tests that take it for an
@@ -142,7 +147,28 @@ pub fn site_rootfs() -> Result<PathBuf> {
     make_rootfs("bookworm", "site", &format!("{PACKAGES},autofs,erofs-utils,slurmrestd"))
 }
 
-fn make_tree(variant: &str, components: &str, debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
+/// A node of this release as configuration management meets it: with sshd and Python.
+pub fn fleet_rootfs(release: Release) -> Result<PathBuf> {
+    make_rootfs(release.debian(), "fleet", &format!("{PACKAGES},openssh-server,python3,python3-apt"))
+}
+
+/// What another machine needs beside Slurm to start it. Its packages are unpacked and not configured, which needs that machine.
+const FOREIGN: &str = "base-files,base-passwd,bash,coreutils,dash,diffutils,findutils,grep,hostname,libc-bin,mawk,sed,tar,util-linux,\
+                       slurmctld,slurmd,slurm-client,munge,iproute2,procps";
+
+/// A root file system with Slurm for another machine than this one (Debian's name for it).
+pub fn foreign_rootfs(release: Release, architecture: &str) -> Result<PathBuf> {
+    extract_foreign(release.debian(), &format!("slurm-{architecture}"), FOREIGN, architecture)
+}
+
+fn make_tree(
+    variant: &str,
+    components: &str,
+    debian: &str,
+    name: &str,
+    packages: &str,
+    architecture: Option<&str>,
+) -> Result<PathBuf> {
     make_once(&format!("{name}-{debian}"), packages, |root| {
         eprintln!("making a root file system: Debian {debian} with {packages} ...");
         let mut make = Command::new("mmdebstrap");
@@ -150,6 +176,7 @@ fn make_tree(variant: &str, components: &str, debian: &str, name: &str, packages
             // Debian testing's indexes expire sooner than mirrors and caches are renewed.
             .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
             .arg(format!("--include={packages}"))
+            .args(architecture.map(|name| format!("--architectures={name}")))
             .arg(debian)
             .arg(root);
         if let Some(mirror) = debian_mirror()? {

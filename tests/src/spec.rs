@@ -64,6 +64,8 @@ pub struct Spec {
     pub plugstack: Vec<String>,
     /// Lines of slurm.conf; a key replaces the default of the same name.
     pub slurm_conf: Vec<String>,
+    /// The nodes have no files of Slurm's in /etc/slurm, and get them from slurmctld.
+    pub configless: bool,
     /// Every machine has an /etc/slurm of its own, with what Slurm's packages have put there, and `plugstack` does not count.
     pub own_etc_slurm: bool,
     /// Further files in /etc/slurm: name and content.
@@ -129,6 +131,7 @@ impl Spec {
             ("MpiDefault", "none"),
             ("ReturnToService", "2"),
             ("SlurmdParameters", "config_overrides"),
+            ("SlurmctldParameters", if self.configless { "enable_configless" } else { "" }),
             ("KillWait", "5"),
             // Heterogeneous jobs wait for the backfill scheduler, which by default looks every 30 seconds.
             ("SchedulerParameters", "bf_interval=1,sched_interval=1"),
@@ -137,7 +140,7 @@ impl Spec {
         let own: Vec<String> = self.slurm_conf.iter().map(|line| key(line)).collect();
         let mut text = String::new();
         for (name, value) in defaults {
-            if !own.contains(&name.to_ascii_lowercase()) {
+            if !value.is_empty() && !own.contains(&name.to_ascii_lowercase()) {
                 text.push_str(&format!("{name}={value}\n"));
             }
         }

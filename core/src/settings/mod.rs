@@ -167,6 +167,13 @@ macro_rules! settings {
                 Ok(())
             }
 
+            /// Forgets what was said about a setting.
+            pub fn unset(&mut self, key: Key) {
+                match key {
+                    $(Key::$key => self.$field = None,)*
+                }
+            }
+
             /// The value of a setting as [`Settings::set`] takes it, unless it is left open.
             pub fn text(&self, key: Key) -> Option<Vec<u8>> {
                 match key {

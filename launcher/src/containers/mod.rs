@@ -171,7 +171,7 @@ fn enterable(record: &Record, server_lock: &Path) -> Result<Option<(Namespaces, 
     let end = Instant::now() + ENDING;
     loop {
         let Some(namespaces) = running::find(record)? else { return Ok(None) };
-        match sandbox::server_connection(server_lock) {
+        match sandbox::server_connection(server_lock, &namespaces.user) {
             Ok(connection) => return Ok(Some((namespaces, connection))),
             Err(failure) if Instant::now() > end => return Err(failure),
             Err(_) => {}

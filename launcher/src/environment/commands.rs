@@ -38,7 +38,7 @@ pub fn answer_program(name: &OsStr, config: Option<&Path>) -> ExitCode {
 
 /// Prints a file with its parents and variables.
 pub fn render(name: &OsStr, json: bool) -> Result<(), Failure> {
-    let loaded = load(name, &Config::load(&Source::Default)?)?;
+    let loaded = load(name, &Config::of_this_machine()?)?;
     // What is wrong with a value is told here as well.
     container::describe(&loaded)?.notes.iter().for_each(|note| report_note(note));
     let text = if json { format!("{:#}\n", show::to_json(&loaded)) } else { show::to_toml(&loaded) };
@@ -47,7 +47,7 @@ pub fn render(name: &OsStr, json: bool) -> Result<(), Failure> {
 
 /// Says of each file whether it is good, and what of it is not on this machine.
 pub fn validate(names: &[OsString]) -> Result<ExitCode, Failure> {
-    let config = Config::load(&Source::Default)?;
+    let config = Config::of_this_machine()?;
     let mut code = ExitCode::SUCCESS;
     for name in names {
         let checked = read(name, &config).and_then(|environment| {
@@ -105,7 +105,7 @@ struct Listed {
 
 /// Shows the files of all folders, and which of them is hidden by another of the same name.
 pub fn list(json: bool) -> Result<(), Failure> {
-    let finder = finder(&Config::load(&Source::Default)?)?;
+    let finder = finder(&Config::of_this_machine()?)?;
     let mut files: Vec<Listed> = Vec::new();
     let mut first: BTreeMap<String, PathBuf> = BTreeMap::new();
     let mut folders = Vec::new();

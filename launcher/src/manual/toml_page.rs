@@ -2,19 +2,28 @@
 
 use super::{roff, see_also, title};
 
-const SAMPLE: &str = include_str!("../../../conf/mizzen.toml");
+/// The file, with every key and its default.
+pub(crate) const SAMPLE: &str = include_str!("../../../conf/mizzen.toml");
 
 const NAME: &str = r#".SH NAME
 mizzen.toml \- the settings of a site for its containers
 .SH SYNOPSIS
 .I /etc/mizzen/mizzen.toml
+.br
+.I /etc/mizzen/mizzen.d/*.toml
 .SH DESCRIPTION
 "#;
 
 const TAIL: &str = r#".PP
-The argument config=PATH of the plugin in plugstack.conf names another file. A file that is broken is reported to jobs with a container, and to no others.
+The argument config=PATH of the plugin in plugstack.conf names another file; commands that are typed by hand read that one, too. A file that is broken is reported to jobs with a container, and to no others.
 .BR mizzen\-check\-config (1)
-checks it.
+checks the files,
+.BR mizzen\-config\-show (1)
+tells which file and line each value comes from.
+.SS Drop\-ins
+Files whose names end in .toml, in the directory beside the file that has .d in place of .toml (/srv/site.d beside /srv/site.toml, /srv/site.conf.d beside /srv/site.conf). They are read after the file, in the byte order of their names: 10.toml before 9.toml, Z.toml before a.toml. Hidden files are left out. What a later file says of a key holds: a list replaces the whole list of an earlier file. Tables are merged key by key, so that a list of [policy] or a mirror of one registry can stand in a file of its own; a rule of [policy] that an earlier file has made cannot be taken back, only replaced.
+.PP
+Each file must be good by itself, belong to root and be writable by nobody else, as must the directory and those above it. A link, a directory or a device with such a name is refused. All drop\-ins together may have 1 MiB, and the directory 1000 entries.
 "#;
 
 /// The page.

@@ -10,7 +10,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +19,9 @@ use std::time::Duration;
 use mizzen_core::Failure;
 use mizzen_squashfs::fuse;
 use nix::poll::{PollFlags, PollTimeout};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::geteuid;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -113,7 +116,7 @@ pub fn goes_on(lock: &Path) -> bool {
 
 /// The connection to the kernel of the server whose turn it is. None where there is no server, or the kernel does not let it be
 /// taken: then the container's files end with that server. A server that has ended is a failure.
-pub fn connection(lock: &Path) -> Result<Option<OwnedFd>, Failure> {
+pub fn connection(lock: &Path, user_namespace: &OwnedFd) -> Result<Option<OwnedFd>, Failure> {
     let failed =
         |what: &str, error: io::Error| Failure::caused_by(format!("its file server: cannot {what}"), error);
     let ended = || Failure::new("its files are served no more").hint("end the programs that are left in it");
@@ -153,7 +156,34 @@ pub fn connection(lock: &Path) -> Result<Option<OwnedFd>, Failure> {
     if sends_again() {
         return Ok(Some(connection));
     }
-    fuse::with_own_queue(connection).map(Some).map_err(|error| failed("share its connection", error))
+    match open_device_in(user_namespace).and_then(|spare| fuse::with_own_queue(connection, spare)) {
+        Ok(connection) => Ok(Some(connection)),
+        Err(error) => {
+            debug!(%error, "the connection of a file server cannot be shared");
+            Ok(None)
+        }
+    }
+}
+
+/// Opens /dev/fuse as a process of the container would, and as the node has it.
+fn open_device_in(user_namespace: &OwnedFd) -> io::Result<OwnedFd> {
+    let (to_parent, from_child) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    let child = sys::spawn_child(|| {
+        let open = || -> io::Result<()> {
+            setns(user_namespace, CloneFlags::CLONE_NEWUSER)?;
+            let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
+            Ok(sys::send_descriptors(&to_parent, &[1], &[device.as_raw_fd()])?)
+        };
+        open().map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
+    })?;
+    let ended = waitpid(child, None);
+    drop(to_parent);
+    let (_, mut devices) = sys::receive_descriptors(&from_child, &mut [0], MsgFlags::MSG_DONTWAIT)?;
+    devices.pop().ok_or_else(|| match ended {
+        Ok(WaitStatus::Exited(_, errno)) => io::Error::from_raw_os_error(errno),
+        _ => io::ErrorKind::Other.into(),
+    })
 }
 
 /// Whether the kernel sends requests again that a server has not answered: since Linux 6.9.
@@ -198,8 +228,9 @@ mod tests {
         let turn = take_turn(&lock, None).unwrap();
         assert!(is_held(&lock).unwrap());
         assert_eq!(fs::read_to_string(&lock).unwrap().trim_end(), std::process::id().to_string());
+        let namespace = File::open("/proc/self/ns/user").unwrap().into();
         // It has no connection to the kernel.
-        let failure = connection(&lock).unwrap_err();
+        let failure = connection(&lock, &namespace).unwrap_err();
         assert_eq!(failure.message, "its files are served no more");
         // Who waits for its turn ends with what it is there for.
         let mut program = std::process::Command::new("true").spawn().unwrap();
@@ -208,8 +239,11 @@ mod tests {
         program.wait().unwrap();
         drop(turn);
         assert!(take_turn(&lock, Some(process.as_fd())).unwrap().is_some(), "its turn");
-        assert_eq!(connection(&lock).unwrap_err().message, "its files are served no more");
-        assert!(connection(&scratch.path().join("none")).unwrap().is_none(), "a directory has no server");
+        assert_eq!(connection(&lock, &namespace).unwrap_err().message, "its files are served no more");
+        assert!(
+            connection(&scratch.path().join("none"), &namespace).unwrap().is_none(),
+            "a directory has no server"
+        );
     }
 
     #[test]

@@ -23,8 +23,8 @@ use super::source::FileIdentity;
 
 /// As many chunks are read at once.
 const AT_ONCE: u64 = 8;
-/// Nobody waits longer for a chunk that another process has begun to fetch.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Nobody waits longer for a chunk that another process has begun to fetch: that may be stopped, or get no processor.
+const PATIENCE: Duration = Duration::from_millis(300);
 /// How often those who wait look at what other processes have marked.
 const LOOK: Duration = Duration::from_millis(2);
 /// As many readers that go forward are told apart.

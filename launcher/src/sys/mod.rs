@@ -460,8 +460,9 @@ pub fn loopback_up() -> io::Result<()> {
 pub fn work_in_background() {
     const IOPRIO_WHO_PROCESS: libc::c_int = 1;
     const IDLE: libc::c_int = 3 << 13;
-    // To the kernel a thread is a process here. It may always become less.
-    let _ = rustix::process::setpriority_process(None, 19);
+    // To the kernel a thread is a process here. It may always become less. With 19 a node whose processors are all busy would
+    // let it wait for seconds, with chunks that others want.
+    let _ = rustix::process::setpriority_process(None, 10);
     // SAFETY: takes three numbers; 0 is the calling thread.
     unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IDLE) };
 }

@@ -16,6 +16,11 @@ pub const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(229,
 pub struct Spare(OwnedFd);
 
 impl Spare {
+    /// One that somebody else has opened.
+    pub fn new(device: OwnedFd) -> Spare {
+        Spare(device)
+    }
+
     /// As many as there are, and `count` at most: /dev/fuse may be hidden from the server. To be called before the filter,
     /// which lets no file be opened.
     pub fn open(count: usize) -> Vec<Spare> {

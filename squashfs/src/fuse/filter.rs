@@ -86,7 +86,7 @@ const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-fn conditions() -> [Condition; 8] {
+fn conditions() -> [Condition; 9] {
     let if_bits = |call, argument, bits: i32, value: i32| Condition {
         call,
         argument,
@@ -101,6 +101,8 @@ fn conditions() -> [Condition; 8] {
         // More queues for the connection, or the same one again.
         if_bits(libc::SYS_ioctl, 1, !0, FUSE_DEV_IOC_CLONE as i32),
         if_bits(libc::SYS_fcntl, 1, !0, libc::F_DUPFD_CLOEXEC),
+        // musl sets the flag of such a descriptor once more.
+        if_bits(libc::SYS_fcntl, 1, !0, libc::F_SETFD),
         // With debug assertions the standard library looks before it closes a descriptor.
         if_bits(libc::SYS_fcntl, 1, !0, libc::F_GETFD),
         // A lock that says who serves a container which several steps are in.

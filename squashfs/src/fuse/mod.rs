@@ -79,10 +79,10 @@ impl Workers {
 }
 
 /// The same connection with a queue of its own: what another server has taken and not answered fails when that ends. For kernels
-/// that cannot send it again (before Linux 6.9), where its askers would wait for ever.
-pub fn with_own_queue(device: OwnedFd) -> io::Result<OwnedFd> {
-    let spare = Spare::open(1).pop().ok_or(io::ErrorKind::NotFound)?;
-    Device::new(device).join(spare)
+/// that cannot send it again (before Linux 6.9), where its askers would wait for ever. `spare` is /dev/fuse, opened in the same user
+/// namespace as the other one: those kernels join no others.
+pub fn with_own_queue(device: OwnedFd, spare: OwnedFd) -> io::Result<OwnedFd> {
+    Device::new(device).join(Spare::new(spare))
 }
 
 /// Answers the requests for a mounted file system until it is unmounted or the connection is aborted.

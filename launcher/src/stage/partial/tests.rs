@@ -168,7 +168,7 @@ fn a_stopped_holder_of_a_chunk_is_not_waited_for_for_ever() {
     assert!(partial.try_lock(0));
     let begin = std::time::Instant::now();
     assert_eq!(fetcher.demand(0..1), Fetched::Unkept(0));
-    assert!((1..10).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+    assert!((250..10_000).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -30,7 +30,7 @@ use tracing::debug;
 /// Begins the name of a layer.
 pub const UNPACKED: &str = "unpacked-";
 /// The directory with the files.
-pub const FILES: &str = "files";
+pub const FILES_NAME: &str = "files";
 /// What says that they are complete.
 pub const MANIFEST: &str = "manifest";
 
@@ -143,7 +143,7 @@ impl Layer {
         read.map_err(|_| "the manifest cannot be read")?;
         let expected = parse_manifest(&text).ok_or("the manifest is not whole")?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = openat(&lock, FILES, flags, Mode::empty()).map_err(|_| "there are no files")?;
+        let directory = openat(&lock, FILES_NAME, flags, Mode::empty()).map_err(|_| "there are no files")?;
         for file in &expected {
             let relative = file.path.get(1..).unwrap_or_default();
             let stat =
@@ -159,7 +159,7 @@ impl Layer {
         let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let _ = futimens(&manifest, &Timestamps { last_access: same, last_modification: now });
         Ok(Some(Layer {
-            path: cache.path.join(name).join(FILES),
+            path: cache.path.join(name).join(FILES_NAME),
             dev: stat.st_dev,
             ino: stat.st_ino,
             lock,

@@ -17,7 +17,7 @@ use rustix::fs::{
 };
 use tracing::debug;
 
-use super::layer::{self, FILES, Layer, MANIFEST, MAX_FILES, MAX_LAYERS, Unpacked, manifest_text};
+use super::layer::{self, FILES_NAME, Layer, MANIFEST, MAX_FILES, MAX_LAYERS, Unpacked, manifest_text};
 use super::{StartProfile, parse_reads};
 use crate::stage::cache::{Cache, TEMPORARY};
 use crate::stage::lock::{self, TryLock};
@@ -129,8 +129,8 @@ fn make(image: &Image, chosen: &[Chosen], cache: &Cache, temporary: &str, end: &
     let layer = open_directory(&cache.dir, temporary.as_bytes())?;
     // Whoever makes room leaves it alone as long as we live.
     flock(&layer, FlockOperation::NonBlockingLockShared)?;
-    mkdirat(&layer, FILES, Mode::RWXU)?;
-    let files = open_directory(&layer, FILES.as_bytes())?;
+    mkdirat(&layer, FILES_NAME, Mode::RWXU)?;
+    let files = open_directory(&layer, FILES_NAME.as_bytes())?;
     let directories: BTreeSet<&[u8]> = chosen.iter().flat_map(|file| above(&file.path)).collect();
     for directory in &directories {
         mkdirat(&files, relative(directory), Mode::RWXU)?;
