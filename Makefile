@@ -175,6 +175,8 @@ cluster: deps root stage
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster shell $(RELEASE) $(NODES)
 
+# Nothing is measured here, so it does not wait for the optimizer.
+demo: PROFILE := quick
 demo: deps root stage
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster demo
