@@ -27,18 +27,22 @@ pub struct Line {
     pub number: usize,
 }
 
-/// The directory of this machine's slurm.conf. SLURM_CONF is the user's to set; it counts if nobody but root can have written the
-/// file that it names.
+/// The directory of this machine's slurm.conf. SLURM_CONF is the user's to set; it counts if it names a slurm.conf that nobody but root
+/// can have written, and not any other file of root's: beside that there would be no plugstack.conf, and so no settings of the site's.
 pub fn slurm_directory() -> Option<PathBuf> {
     let named = std::env::var_os("SLURM_CONF").map(PathBuf::from);
-    let named = named.filter(|file| file.is_absolute() && check_only_roots(file).is_ok());
+    let named = named.filter(|file| {
+        let is_conf = file.file_name().is_some_and(|name| name == "slurm.conf");
+        is_conf && file.is_absolute() && check_only_roots(file).is_ok()
+    });
     SlurmConf::find_directory(named.as_deref())
 }
 
 /// The plugstack.conf of the Slurm whose slurm.conf is in this directory.
 pub fn path(slurm_directory: &Path) -> PathBuf {
-    let named = SlurmConf::value_with_includes(&slurm_directory.join("slurm.conf"), "PlugStackConfig");
-    slurm_directory.join(named.as_deref().unwrap_or("plugstack.conf"))
+    let conf = SlurmConf::read_file(&slurm_directory.join("slurm.conf"));
+    let named = conf.as_ref().and_then(|conf| conf.value("PlugStackConfig"));
+    slurm_directory.join(named.unwrap_or("plugstack.conf"))
 }
 
 /// This machine's plugstack.conf. Without a slurm.conf there is none: Slurm's commands then fetch both from slurmctld, and a

@@ -14,13 +14,19 @@ const DIRECTORIES: [&str; 4] = ["/etc/slurm", "/run/slurm/conf", "/usr/local/etc
 /// Files that include each other end somewhere.
 const INCLUDE_DEPTH: usize = 4;
 
-/// The text of a slurm.conf.
-pub struct SlurmConf(String);
+/// A slurm.conf with the files that it includes.
+pub struct SlurmConf {
+    text: String,
+    /// Whether all that it includes could be read.
+    is_whole: bool,
+}
 
 impl SlurmConf {
-    /// A text that was read before.
+    /// A text that was read before; what it includes is unknown.
     pub fn new(text: impl Into<String>) -> SlurmConf {
-        SlurmConf(text.into())
+        let text = text.into();
+        let is_whole = !text.lines().any(|line| included(line).is_some());
+        SlurmConf { text, is_whole }
     }
 
     /// The directory of the file: as SLURM_CONF says, if that is given, else the first of the usual places that has one.
@@ -34,57 +40,68 @@ impl SlurmConf {
     /// Reads it; none if there is none that we can read.
     pub fn read(named: Option<&Path>) -> Option<SlurmConf> {
         let usual = DIRECTORIES.iter().map(|directory| Path::new(directory).join("slurm.conf"));
-        named
-            .map(Path::to_owned)
-            .into_iter()
-            .chain(usual)
-            .find_map(|file| read_file(&file).ok())
-            .map(SlurmConf)
+        named.map(Path::to_owned).into_iter().chain(usual).find_map(|file| SlurmConf::read_file(&file))
+    }
+
+    /// Reads this one.
+    pub fn read_file(file: &Path) -> Option<SlurmConf> {
+        let mut conf = SlurmConf { text: String::new(), is_whole: true };
+        let directory = file.parent().unwrap_or(Path::new("/"));
+        conf.append(file, directory, INCLUDE_DEPTH).then_some(conf)
+    }
+
+    /// Puts what a file includes in the place of the line that says so. Names in includes are relative to the directory of slurm.conf,
+    /// in whichever file they are.
+    fn append(&mut self, file: &Path, directory: &Path, depth: usize) -> bool {
+        let Ok(text) = read_file(file) else { return false };
+        for line in text.lines() {
+            match included(line) {
+                Some(name) => {
+                    let is_read = depth > 0 && self.append(&directory.join(name), directory, depth - 1);
+                    self.is_whole &= is_read;
+                }
+                None => {
+                    self.text.push_str(line);
+                    self.text.push('\n');
+                }
+            }
+        }
+        true
     }
 
     /// The value of a key; of several the last, as Slurm takes it.
     pub fn value(&self, wanted: &str) -> Option<&str> {
-        let mut values = self.lines().filter_map(|line| {
-            let (key, value) = line.split_once('=')?;
+        let mut values = self.text.lines().filter_map(|line| {
+            let (key, value) = without_comment(line).split_once('=')?;
             key.trim().eq_ignore_ascii_case(wanted).then(|| value.trim())
         });
         values.next_back()
     }
 
-    /// The value of a key in this file and in those that it includes.
-    pub fn value_with_includes(file: &Path, wanted: &str) -> Option<String> {
-        value_in(file, file.parent().unwrap_or(Path::new("/")), wanted, INCLUDE_DEPTH)
+    /// Whether it includes files that could not be read: then a key that is missing may be there.
+    pub fn is_incomplete(&self) -> bool {
+        !self.is_whole
     }
 
-    /// Whether the file has further ones.
-    pub fn includes_others(&self) -> bool {
-        let first = |line: &str| line.split_whitespace().next().map(str::to_ascii_lowercase);
-        self.lines().any(|line| first(line).is_some_and(|word| word == "include"))
-    }
-
-    /// Whether Slurm suspends jobs by itself, to let others run.
-    pub fn suspends_jobs(&self) -> bool {
-        let modes = self.value("PreemptMode").unwrap_or_default().split(',').map(str::trim);
-        modes.into_iter().any(|mode| ["SUSPEND", "GANG"].iter().any(|known| mode.eq_ignore_ascii_case(known)))
-    }
-
-    fn lines(&self) -> impl DoubleEndedIterator<Item = &str> {
-        self.0.lines().map(|line| line.split('#').next().unwrap_or_default())
+    /// Whether Slurm suspends jobs by itself, to let others run; or may, as far as can be seen.
+    pub fn may_suspend_jobs(&self) -> bool {
+        let is_suspending =
+            |mode: &str| ["SUSPEND", "GANG"].iter().any(|known| mode.eq_ignore_ascii_case(known));
+        match self.value("PreemptMode") {
+            Some(modes) => modes.split(',').map(str::trim).any(is_suspending),
+            None => self.is_incomplete(),
+        }
     }
 }
 
-/// Names in includes are relative to the directory of slurm.conf, in whichever file they are.
-fn value_in(file: &Path, directory: &Path, wanted: &str, depth: usize) -> Option<String> {
-    let conf = SlurmConf(read_file(file).ok()?);
-    let value_of = |line: &str| {
-        let mut words = line.split_whitespace();
-        if words.next().is_some_and(|word| word.eq_ignore_ascii_case("include")) && depth > 0 {
-            return value_in(&directory.join(words.next()?), directory, wanted, depth - 1);
-        }
-        let (key, value) = line.split_once('=')?;
-        key.trim().eq_ignore_ascii_case(wanted).then(|| value.trim().to_owned())
-    };
-    conf.lines().filter_map(value_of).next_back()
+fn without_comment(line: &str) -> &str {
+    line.split('#').next().unwrap_or_default()
+}
+
+/// The file that a line includes.
+fn included(line: &str) -> Option<&str> {
+    let mut words = without_comment(line).split_whitespace();
+    words.next().filter(|word| word.eq_ignore_ascii_case("include")).and_then(|_| words.next())
 }
 
 /// A variable may name anything: a FIFO is not waited for, and of an endless device the beginning is enough.
@@ -105,9 +122,31 @@ mod tests {
         assert_eq!(conf.value("MpiDefault"), Some("pmix"));
         assert_eq!(conf.value("TmpFS"), Some("/a"));
         assert_eq!(conf.value("GresTypes"), None);
-        assert!(!conf.includes_others());
-        assert!(!conf.suspends_jobs() && !SlurmConf::new("PreemptMode=CANCEL\n").suspends_jobs());
-        assert!(SlurmConf::new("PreemptMode=suspend,gang\n").suspends_jobs());
-        assert!(SlurmConf::new("x=1\n Include nodes.conf\n").includes_others());
+        assert!(!conf.is_incomplete());
+        assert!(!conf.may_suspend_jobs() && !SlurmConf::new("PreemptMode=CANCEL\n").may_suspend_jobs());
+        assert!(SlurmConf::new("PreemptMode=suspend,gang\n").may_suspend_jobs());
+        let more = SlurmConf::new("x=1\n Include nodes.conf\n");
+        assert!(more.is_incomplete() && more.may_suspend_jobs());
+    }
+
+    #[test]
+    fn included_files_are_a_part_of_it() {
+        let top = std::env::temp_dir().join(format!("mizzen-slurm-conf-{}", std::process::id()));
+        std::fs::create_dir_all(top.join("d")).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(top.join(name), text).unwrap();
+        write("slurm.conf", "TmpFS=/a\nInclude d/more.conf # really\nMpiDefault=none\n");
+        write("d/more.conf", "TmpFS=/b\nMpiDefault=pmix\ninclude d/last.conf\n");
+        write("d/last.conf", "PreemptMode=SUSPEND,GANG\n");
+        let read = || SlurmConf::read_file(&top.join("slurm.conf")).unwrap();
+        let conf = read();
+        assert_eq!((conf.value("TmpFS"), conf.value("MpiDefault")), (Some("/b"), Some("none")));
+        assert!(conf.may_suspend_jobs() && !conf.is_incomplete());
+        std::fs::remove_file(top.join("d/last.conf")).unwrap();
+        assert!(read().may_suspend_jobs() && read().is_incomplete(), "nobody knows");
+        // Files that include each other end somewhere.
+        write("d/last.conf", "Include slurm.conf\n");
+        assert!(read().is_incomplete());
+        assert!(SlurmConf::read_file(&top.join("none")).is_none());
+        std::fs::remove_dir_all(&top).unwrap();
     }
 }

@@ -158,7 +158,7 @@ fn refuse_save_of_nothing(settings: &Settings) -> Result<(), Failure> {
         conf.value("LaunchParameters").is_some_and(|value| value.contains("use_interactive_step"))
     };
     match conf {
-        Some(conf) if !conf.includes_others() && !on_node(&conf) => {
+        Some(conf) if !conf.is_incomplete() && !on_node(&conf) => {
             Err(Failure::new("--container-save: salloc itself runs nothing in the container")
                 .hint("give it to srun, for the step whose container is to be saved"))
         }

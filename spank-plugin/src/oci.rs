@@ -28,12 +28,12 @@ pub fn hide_container_option_from_pmix() -> Result<(), Failure> {
         .hint("use --container-image with --mpi=pmix"))
 }
 
-/// MpiDefault of slurm.conf, `none` if it has none; None if the file cannot be read, or includes others.
+/// MpiDefault of slurm.conf, `none` if it has none; None if not all of the file can be read.
 fn default_mpi() -> Option<String> {
     let conf = SlurmConf::read(named_conf().as_deref())?;
     match conf.value("MpiDefault") {
         Some(value) => value.split_whitespace().next().map(str::to_ascii_lowercase),
-        None if conf.includes_others() => None,
+        None if conf.is_incomplete() => None,
         None => Some("none".to_owned()),
     }
 }

@@ -90,7 +90,7 @@ fn a_mask_of_the_users_is_for_the_programs_files() {
 }
 
 /// Everything that prints a result.
-const RESULTS: [&str; 18] = [
+const RESULTS: [&str; 26] = [
     "completions bash",
     "completions zsh",
     "--help",
@@ -109,11 +109,21 @@ const RESULTS: [&str; 18] = [
     "cache list",
     "env list",
     "cache --json prune",
+    "config show",
+    "containers list",
+    "containers --json list",
+    "images list",
+    "images --json list",
+    "env render /shared/box.toml",
+    "env validate /shared/box.toml",
+    "export -o - /shared/bb.sqsh",
 ];
 
 #[test]
 fn closed_and_full_streams_end_nothing() {
     let cluster = with_busybox("streams");
+    cluster.share("box.toml", b"image = \"/shared/bb.sqsh\"\n").unwrap();
+    cluster.run("mizzen run --name streams /shared/bb.sqsh true");
     let unharmed = |what: &str, output: &Output| {
         assert!(output.code < 126 && !output.stderr.contains("panic"), "{what}: {}", output.text());
     };

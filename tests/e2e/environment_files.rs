@@ -179,7 +179,7 @@ fn every_key_has_its_effect(release: Release) {
     );
     let merged =
         "base_environment = ['second', './third.toml']\nmounts = [\"/shared/data:/own\"]\n[env]\nA = \"own\"";
-    write(&cluster, "third.toml", "[env]\nY = \"third\"");
+    write(&cluster, ".edf/third.toml", "[env]\nY = \"third\"");
     let shown = srun(merged, "sh -c 'pwd; cat /base/file /own/file; echo $A $X $Y'");
     assert_out(&shown, 0, "/usr\ndata\ndata\nown second third\n");
 

@@ -345,9 +345,12 @@ fn containers_of_a_job_go_with_it() {
         let next = cluster.run("srun -Q --container-image=/shared/a.sqsh --container-name=two sleep 2");
         assert_eq!(next.code, 0, "{}", next.text());
         assert_eq!(names(), "\"name\":\"two\"\n", "{release}");
-        // Those of a job that runs stay, also where no process is in them.
+        // Those of a job that runs stay, also where no process is in them, and in a partition that squeue shows to those alone who
+        // ask for all.
+        let hide = "scontrol create PartitionName=hidden Nodes=ALL Hidden=YES";
+        assert_eq!(cluster.run_as_root(hide).code, 0);
         let pruned = cluster.run(
-            "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; srun -Q --container-image=/shared/a.sqsh --container-name=three touch /x; \
+            "salloc -Q -p hidden -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; srun -Q --container-image=/shared/a.sqsh --container-name=three touch /x; \
              srun -Q mizzen containers prune; srun -Q --container-name=three ls /x'",
         );
         assert!(pruned.code == 0 && pruned.stdout.ends_with("/x\n"), "{release}: {}", pruned.text());
@@ -461,9 +464,12 @@ fn a_file_server_that_is_stopped_stops_nobody_else() {
 fn where_jobs_are_suspended_a_container_is_one_jobs() {
     let release = Release::Slurm24_11;
     let mizzen_toml = Some("stage_directory = \"/disk\"\ncontainer_scope = \"global\"\n".to_owned());
-    let slurm_conf =
-        vec!["PreemptMode=SUSPEND,GANG".to_owned(), "PreemptType=preempt/partition_prio".to_owned()];
-    let cluster = with_images(Spec { mizzen_toml, slurm_conf, ..one_node(release, "name-suspend") });
+    // In a file of its own, as on many clusters.
+    let slurm_conf = vec!["Include preempt.conf".to_owned()];
+    let preempt = "PreemptMode=SUSPEND,GANG\nPreemptType=preempt/partition_prio\n".to_owned();
+    let slurm_files = vec![("preempt.conf".to_owned(), preempt)];
+    let cluster =
+        with_images(Spec { mizzen_toml, slurm_conf, slurm_files, ..one_node(release, "name-suspend") });
     let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
     assert_eq!(cluster.run_on("node1", User::Root, disk).code, 0);
     let done = cluster.run(

@@ -286,6 +286,9 @@ fn by_hand_and_in_steps_the_same_file_holds() {
                SLURM_CONF=$PWD/conf/slurm.conf mizzen config show | head -n 1";
     assert_out(&cluster.run(own), 0, "# /srv/site.toml, named by /etc/slurm/stack.d/mizzen.conf:1\n");
     cluster.run_as_root("cp -r /home/alice/conf /etc/conf; chown -R root /etc/conf");
+    // Nor does another file of root's: beside that there are no settings of the site's.
+    let other = cluster.run("SLURM_CONF=/etc/hostname mizzen config show | head -n 1");
+    assert_out(&other, 0, "# /srv/site.toml, named by /etc/slurm/stack.d/mizzen.conf:1\n");
     let roots = cluster.run("SLURM_CONF=/etc/conf/slurm.conf mizzen config show | head -n 1");
     assert_out(&roots, 0, "# /etc/mizzen/mizzen.toml, named by /etc/conf/plugstack.conf:1\n");
     // What the plugin would refuse is refused by hand.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use mizzen_tests::check::{
     Emptiness, assert_out, one_node, run_in_time, start_with_busybox, with_busybox, with_images,
 };
-use mizzen_tests::images::{ImageTree, c_program};
+use mizzen_tests::images::{ImageTree, c_program, spank_plugin};
+use mizzen_tests::spec::PLUGIN;
 use mizzen_tests::{Cluster, Release, Spec, User, on_every_release};
 
 const IMAGE: &str = "--container-image=/shared/bb.sqsh";
@@ -87,6 +88,34 @@ fn slurmstepd_keeps_nothing(release: Release) {
     assert_out(&cluster.run_on("node1", User::Root, stopped), 0, "");
     assert_out(&cluster.run(end), 0, "");
     empty.assert_again(&cluster, release.version());
+}
+
+/// What Slurm does after the last hook, such as ending its PMIx server, may take for ever: by then nothing of ours is open. Another
+/// plugin, whose hook comes after ours, writes down what is.
+#[test]
+fn nothing_is_open_after_the_last_hook() {
+    let contained = "SlurmdParameters=config_overrides,contain_spank".to_owned();
+    for (release, conf) in
+        [(Release::Slurm20_11, vec![]), (Release::Slurm22_05, vec![]), (Release::Slurm24_11, vec![contained])]
+    {
+        let cluster = start_with_busybox(Spec { slurm_conf: conf, ..one_node(release, "after-exit") });
+        cluster.share("other.so", &spank_plugin("other-plugin", release).unwrap()).unwrap();
+        cluster.set_plugstack(&[&format!("required {PLUGIN}"), "required /shared/other.so"]).unwrap();
+        let open = |command: &str| {
+            cluster.run_on("node1", User::Root, "rm -f /run/open-at-exit");
+            let step = cluster.run(command);
+            let wait = "for i in $(seq 100); do pgrep -x slurmstepd > /dev/null || break; sleep 0.1; done; \
+                        sed -E 's/[0-9]+/N/g' /run/open-at-exit | sort | uniq -c";
+            let list = cluster.run_on("node1", User::Root, wait).stdout;
+            assert!(list.contains("socket:"), "{release}: {command}: {} {list}", step.text());
+            list
+        };
+        let plain = open("srun --quiet true");
+        for (options, program) in [("", "true"), ("", "nosuch"), ("--container-mounts=/nosuch:/x", "true")] {
+            let with = open(&format!("srun --quiet {IMAGE} {options} {program}"));
+            assert_eq!(with, plain, "{release}: {options} {program}");
+        }
+    }
 }
 
 #[test]

@@ -209,6 +209,20 @@ fn an_option_of_another_plugin_is_not_lost(release: Release) {
         cluster.set_plugstack(&[&mizzen, other]).unwrap();
         assert_out(&cluster.run("srun -Q --container-image=/shared/a.sqsh cat /image"), 0, "a\n");
     }
+    // Each of our options, whatever it is for. (Where Slurm has --container itself, no plugin can have it.)
+    cluster.set_plugstack(&[&format!("required {PLUGIN}")]).unwrap();
+    let help = cluster.run("srun --help | grep -oE -e '--(no-)?container-[a-z-]+|--(environment|edf|container)\\>' | sort -u").stdout;
+    let names: Vec<&str> = help.lines().map(|option| option.trim_start_matches("--")).collect();
+    assert!(names.len() > 25, "{release}: {help}");
+    let ours: Vec<&str> =
+        names.into_iter().filter(|name| *name != "container" || release == Release::Slurm20_11).collect();
+    let other = format!("required /shared/other.so {}", ours.join(" "));
+    cluster.set_plugstack(&[&other, &format!("required {PLUGIN}")]).unwrap();
+    for name in ours {
+        let image = if name == "container" { "" } else { "MIZZEN_CONTAINER=/shared/a.sqsh" };
+        let refused = cluster.run(&format!("{image} srun -Q --{name}=/shared/a.sqsh touch /shared/marker"));
+        assert_failed(&refused, 1, &taken(name));
+    }
     assert_eq!(cluster.run("ls /shared/marker*; squeue -h -t pending").stdout, "", "{release}");
 }
 

@@ -109,7 +109,8 @@ fn job_states() -> Result<BTreeMap<u32, String>, Failure> {
     let kept = ["SLURM_CONF", "SLURM_CONF_SERVER"];
     let kept = kept.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
     command.env_clear().envs(kept);
-    command.args(["--noheader", "--states=all", "--format=%A %T", "--user", &geteuid().to_string()]);
+    // --all: jobs in hidden partitions as well.
+    command.args(["--noheader", "--all", "--states=all", "--format=%A %T", "--user", &geteuid().to_string()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     let end = Instant::now() + TIMEOUT;

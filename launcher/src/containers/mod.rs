@@ -188,8 +188,9 @@ fn enterable(record: &Record, server_lock: &Path) -> Result<Option<(Namespaces, 
 fn suspendable_job(record: &Record) -> Option<String> {
     let own = std::env::var_os("SLURM_JOB_ID")?;
     let other = running::other_job(record, &own)?;
-    let conf = SlurmConf::read(std::env::var_os("SLURM_CONF").as_deref().map(Path::new))?;
-    conf.suspends_jobs().then(|| quote(other.as_bytes()))
+    let conf = SlurmConf::read(std::env::var_os("SLURM_CONF").as_deref().map(Path::new));
+    // Where it cannot be read, nobody knows.
+    conf.is_none_or(|conf| conf.may_suspend_jobs()).then(|| quote(other.as_bytes()))
 }
 
 /// Where the container is or would be, and what it was made from, for `mizzen plan`.

@@ -64,6 +64,8 @@ pub struct FoundFile {
     file: File,
     /// Device and inode.
     pub id: (u64, u64),
+    /// Whose it is.
+    pub owner: u32,
 }
 
 /// By what a file was found.
@@ -73,6 +75,8 @@ enum FoundBy<'a> {
     Path,
     /// A bare name in the current directory.
     BareName,
+    /// A relative path in another file, which belongs to this user: the reader has not chosen it.
+    Parent(u32),
     /// A name in one of the folders, or in a directory below it.
     Folder(&'a Path, FolderOrigin),
 }
@@ -104,6 +108,15 @@ impl Finder {
 
     /// Finds the file that a name or path means.
     pub fn find(&self, name: &str) -> Result<FoundFile, Failure> {
+        self.find_from(name, None)
+    }
+
+    /// Finds a parent of a file. A relative path begins where that file is, not where its reader happens to be.
+    pub fn find_parent(&self, name: &str, child: &FoundFile) -> Result<FoundFile, Failure> {
+        self.find_from(name, Some(child))
+    }
+
+    fn find_from(&self, name: &str, child: Option<&FoundFile>) -> Result<FoundFile, Failure> {
         check_name(name)?;
         let is_path = name.starts_with(['.', '/']) || name.ends_with(".toml");
         let path = Path::new(name);
@@ -118,10 +131,16 @@ impl Finder {
         }
         let mut candidates = Vec::new();
         if is_path {
-            let found_by = if is_bare && !name.starts_with('.') { FoundBy::BareName } else { FoundBy::Path };
-            candidates.push((self.directory.join(path), found_by));
+            let is_relative_to = child.filter(|_| path.is_relative());
+            let directory = is_relative_to.and_then(|child| child.path.parent()).unwrap_or(&self.directory);
+            let found_by = match is_relative_to {
+                Some(child) => FoundBy::Parent(child.owner),
+                None if is_bare && !name.starts_with('.') => FoundBy::BareName,
+                None => FoundBy::Path,
+            };
+            candidates.push((directory.join(path), found_by));
         }
-        if !is_path || candidates.iter().any(|(_, found_by)| *found_by == FoundBy::BareName) {
+        if !is_path || is_bare && !name.starts_with('.') {
             let in_folders = self.folders.iter();
             candidates.extend(
                 in_folders
@@ -157,7 +176,8 @@ impl Finder {
         let found = file.metadata().map_err(failed)?;
         check_regular(path, &found)?;
         self.check_trust(path, &[&link, &found], found_by)?;
-        Ok(Some(FoundFile { path: path.components().collect(), file, id: (found.dev(), found.ino()) }))
+        let (id, owner) = ((found.dev(), found.ino()), found.uid());
+        Ok(Some(FoundFile { path: path.components().collect(), file, id, owner }))
     }
 
     /// Refuses a file that somebody else can have put there without the user's knowledge.
@@ -174,6 +194,10 @@ impl Finder {
         let mut owners = found.map(Metadata::uid).to_vec();
         let mut named_owner = None;
         let top = match found_by {
+            FoundBy::Parent(owner) => {
+                named_owner = Some(owner);
+                path.parent().unwrap_or(Path::new("/"))
+            }
             FoundBy::Path | FoundBy::BareName => path.parent().unwrap_or(Path::new("/")),
             FoundBy::Folder(folder, origin) => {
                 let owner = metadata(folder)?.uid();
@@ -206,8 +230,13 @@ impl Finder {
             found_by == FoundBy::Path || owner == self.uid || owner == 0 || Some(owner) == named_owner
         };
         match owners.into_iter().find(|owner| !known(*owner)) {
-            Some(owner) => Err(Failure::new(format!("{file} belongs to another user, uid {owner}"))
-                .hint(format!("write its path, {file}, with a slash, if you mean this file"))),
+            Some(owner) => {
+                let hint = match found_by {
+                    FoundBy::Parent(_) => "a relative path begins at the file that has it; write whole paths in files for others".to_owned(),
+                    _ => format!("write its path, {file}, with a slash, if you mean this file"),
+                };
+                Err(Failure::new(format!("{file} belongs to another user, uid {owner}")).hint(hint))
+            }
             None => Ok(()),
         }
     }
@@ -407,6 +436,19 @@ mod tests {
         assert!(home.find("own").is_ok());
         chown(top.join("h/.edf"), Some(4711), None).unwrap();
         assert!(home.find("own").unwrap_err().message.ends_with(others));
+        // A parent is looked for beside the file that names it, and is that file's owner's, root's or the reader's.
+        scratch.file("folder/child.toml", "");
+        scratch.file("folder/beside.toml", "");
+        let child = finder(4712).find("child").unwrap();
+        let parent = |uid, name: &str| {
+            finder(uid).find_parent(name, &child).map(|found| found.path).map_err(|failure| failure.message)
+        };
+        assert_eq!(parent(4712, "./beside.toml"), Ok(list.join("beside.toml")));
+        assert_eq!(parent(4712, "beside.toml"), Ok(list.join("beside.toml")));
+        chown(list.join("beside.toml"), Some(4711), None).unwrap();
+        assert!(parent(4712, "./beside.toml").unwrap_err().ends_with(others));
+        assert_eq!(parent(4711, "./beside.toml"), Ok(list.join("beside.toml")));
+        assert_eq!(parent(4712, list.join("beside.toml").to_str().unwrap()), Ok(list.join("beside.toml")));
         // A link is as good as who has made it.
         scratch.file("root.toml", "");
         symlink(top.join("root.toml"), list.join("link.toml")).unwrap();

@@ -96,7 +96,7 @@ impl Loader<'_> {
         let document = Document::parse(&found.read()?, &found.path, &mut self.expander)?;
         self.open.push((found.id, found.path.clone()));
         for parent in &document.parents {
-            let file = self.find_parent(&parent.value);
+            let file = self.find_parent(&parent.value, &found);
             self.load(file.map_err(|failure| parent.about("base_environment", failure))?, below)?;
         }
         self.open.pop();
@@ -105,9 +105,9 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// Finds a parent of the file that was opened last. Recursion ends here.
-    fn find_parent(&self, name: &str) -> Result<FoundFile, Failure> {
-        let found = self.finder.find(name)?;
+    /// Finds a parent of a file. Recursion ends here.
+    fn find_parent(&self, name: &str, child: &FoundFile) -> Result<FoundFile, Failure> {
+        let found = self.finder.find_parent(name, child)?;
         if let Some(first) = self.open.iter().position(|(id, _)| *id == found.id) {
             let shown = |path: &PathBuf| quote(path.as_os_str().as_encoded_bytes());
             let circle = self.open[first..].iter().map(|(_, path)| path).chain([&found.path]);
@@ -166,7 +166,7 @@ mod tests {
                     "site/base.toml",
                     "image = 'base'\nworkdir = '/base'\nmounts = ['/base']\n[env]\nA = 'b'\nB = 'b'",
                 ),
-                ("here/local.toml", "image = 'local'\nmounts = ['/local']\n[env]\nA = 'l'\nL = 'l'"),
+                ("own/local.toml", "image = 'local'\nmounts = ['/local']\n[env]\nA = 'l'\nL = 'l'"),
             ],
             "a",
         )

@@ -78,7 +78,7 @@ pub fn allowed(device: &Path) -> bool {
 /// Whether a slurm.conf, or a file that it includes, may have GPUs as resources. Elsewhere a job has those of its nodes.
 fn manages_gpus(conf: &SlurmConf) -> bool {
     let types = conf.value("GresTypes").unwrap_or_default();
-    conf.includes_others() || types.split(',').any(|kind| kind.trim() == "gpu")
+    conf.is_incomplete() || types.split(',').any(|kind| kind.trim() == "gpu")
 }
 
 #[cfg(test)]
