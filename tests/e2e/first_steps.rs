@@ -53,6 +53,42 @@ fn paths_that_no_shell_has_seen() {
         "--container: no such image; tried /home/alice/~/a.sqsh",
         "~ is not expanded here, as a shell would do; write the whole path",
     );
+    for (image, tried, hint) in [
+        (
+            "$HOME/a.sqsh",
+            "/home/alice/$HOME/a.sqsh",
+            "$HOME is not expanded here, as a shell would do; write the whole path",
+        ),
+        (
+            "~/a.sqsh",
+            "/home/alice/~/a.sqsh",
+            "~ is not expanded here, as a shell would do; write the whole path",
+        ),
+        (
+            "/home/%%u/a.sqsh",
+            "/home/%u/a.sqsh",
+            "%u is expanded in mounts; an image is looked for before there is a job: write the whole path",
+        ),
+        (
+            "a-%%j.sqsh",
+            "/home/alice/a-%j.sqsh",
+            "%j is expanded in mounts; an image is looked for before there is a job: write the whole path",
+        ),
+    ] {
+        let script = format!("printf '#!/bin/sh\\n#SBATCH --container={image}\\ntrue\\n' > job; sbatch job");
+        let message = format!("--container: no such image; tried {tried}");
+        assert_told(&cluster.run(&script), 1, &message, hint);
+    }
+    for (slip, meant) in
+        [("--mout /tmp:/x", "--mount"), ("--wriatble", "--writable"), ("--no-hom", "--no-home")]
+    {
+        let done = cluster.run(&format!("mizzen run {slip} /shared/a.sqsh true"));
+        let tip = format!("tip: a similar argument exists: '{meant}'\n");
+        assert!(done.code == 125 && done.stderr.contains(&tip), "{slip}: {}", done.text());
+    }
+    // Slurm itself expands nothing in --container, and a file may have such a name.
+    let literal = cluster.run("cp /shared/a.sqsh %u.sqsh; srun -Q --container=%u.sqsh cat /image");
+    assert_out(&literal, 0, "a\n");
     let slip = cluster.run("cd /shared; srun --container=./../shared/aa.sqsh true");
     assert_told(
         &slip,
