@@ -50,7 +50,7 @@ fn every_batch_script_names_its_own_image() {
         let line = format!("\n#SBATCH --container={}\n", example.image_name());
         assert!(script.contains(&line), "{}: {script}", example.name);
         let readme = example.text("README.md").unwrap();
-        for named in ["sbatch train.sbatch", &format!("build-image.sh {}", example.name)] {
+        for named in ["train.sbatch\n", &format!("build-image.sh {} tree", example.name)] {
             assert!(readme.contains(named), "{}: {named}", example.name);
         }
     }
