@@ -285,8 +285,12 @@ fn the_doctor_sees_what_does_not_belong_together() {
 /// As docs/admins.md says to set it up: in the environment that slurmd gives it, it finds a good node good, and drains a broken one.
 #[test]
 fn slurm_can_ask_the_doctor() {
+    Release::ALL.into_iter().for_each(slurm_asks_the_doctor);
+}
+
+fn slurm_asks_the_doctor(release: Release) {
     let program = "#!/bin/sh\n{ env -0 | tr '\\0' ' '; echo; } >> /run/environments\nsh /shared/check; code=$?; echo $code >> /run/codes; exit $code\n";
-    let mut spec = one_node(Release::Slurm22_05, "health");
+    let mut spec = one_node(release, "health");
     spec.slurm_conf =
         vec!["HealthCheckProgram=/etc/slurm/health".to_owned(), "HealthCheckInterval=1".to_owned()];
     let cluster = with_images(Spec { slurm_files: vec![("health".to_owned(), program.to_owned())], ..spec });
@@ -306,6 +310,14 @@ fn slurm_can_ask_the_doctor() {
     assert_out(&on_node(lose_plugin), 0, "");
     assert_eq!(next_codes(), "1\n");
     assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+    let log = cluster.slurmd_log("node1");
+    let about: Vec<&str> = log.lines().filter(|line| line.to_lowercase().contains("health")).collect();
+    let told = if release == Release::Slurm20_11 {
+        "exited with status 0x0100"
+    } else {
+        "health_check failed: rc:1 output:"
+    };
+    assert!(about.iter().any(|line| line.contains(told)), "{release}: {about:#?}");
     assert_out(&on_node("umount /usr/lib/mizzen"), 0, "");
     // As the page has it.
     cluster.share("check", shown.text.as_bytes()).unwrap();
