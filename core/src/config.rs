@@ -17,6 +17,7 @@ use crate::failure::quote;
 pub use crate::image_policy::ImagePolicy;
 pub use crate::registries::{Registries, RegistryConfig};
 use crate::settings::{ContainerScope, Key, Settings, TomlForm, Value};
+use crate::similar::similar;
 use crate::staging::{Amount, Policy, Verify};
 use crate::{Failure, image_store, registries};
 pub(crate) use merge::key_path;
@@ -239,24 +240,43 @@ fn setting_texts(key: Key, value: Spanned<DeValue>) -> Result<Vec<String>, toml:
 fn unknown_key(name: &str) -> Failure {
     let settings = Key::ALL.iter().filter_map(|key| key.spec().toml);
     let known: Vec<String> = KEYS.iter().copied().chain(settings).map(|key| format!("`{key}`")).collect();
-    Failure::new(format!("unknown field `{}`, expected one of {}", quote(name.as_bytes()), known.join(", ")))
-        .hint(SAMPLE)
+    let failure = Failure::new(format!(
+        "unknown field `{}`, expected one of {}",
+        quote(name.as_bytes()),
+        known.join(", ")
+    ));
+    match meant_key(&failure.message) {
+        Some(meant) => failure.hint(format!("did you mean {meant}?")),
+        None => failure.hint(SAMPLE),
+    }
+}
+
+/// The key that somebody may have meant, from a message about an unknown one: in it the keys that there are stand between backticks.
+/// The parser has no other list of what a table takes.
+fn meant_key(message: &str) -> Option<String> {
+    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let name = quoted.next()?;
+    similar(name, quoted.map(str::to_owned))
 }
 
 const RETIRED_MOUNT: &str = "[mount] is gone: mizzen has no image mounted by the kernel any more";
 const RETIRED_MOUNT_HINT: &str =
     "mount images with the node's own means (docs/admins.md, \"Site mounts\") and name the directory";
 
-/// A failure to parse one of the site's files, with the line and the key.
+/// A failure to parse one of the site's files, with the line and the key; with a hint only if a key is nearly one that there is.
 pub fn parse_failure(error: &toml::de::Error, text: &str, path: &Path) -> Failure {
     let line = error.span().map_or(1, |span| line_at(text, span.start));
     // The parser's messages may span lines; one failure is one line.
     let cause = error.message().lines().collect::<Vec<_>>().join(" ");
     let position = format!("{}:{line}", path.display());
-    Failure::new(match error.span().and_then(|span| key_at(text, span.start)) {
+    let failure = Failure::new(match error.span().and_then(|span| key_at(text, span.start)) {
         Some(key) => format!("{position}: {key}: {cause}"),
         None => format!("{position}: {cause}"),
-    })
+    });
+    match meant_key(&cause) {
+        Some(meant) => failure.hint(format!("did you mean {meant}?")),
+        None => failure,
+    }
 }
 
 /// The line of a text in which this offset is.
@@ -331,6 +351,26 @@ mod tests {
         let failure = parse("compatible = \"docker\"").unwrap_err();
         let expected = ":1: compatible: unknown variant `docker`, expected `mizzen` or `pyxis`";
         assert!(failure.message.contains(expected), "{failure}");
+    }
+
+    #[test]
+    fn an_unknown_key_may_be_a_slip() {
+        let none = "the mizzen.toml that comes with mizzen shows every key with its default";
+        for (text, hint) in [
+            ("image_folder = []", "did you mean image_folders?"),
+            ("stage_dirctory = \"/x\"", "did you mean stage_directory?"),
+            ("mount_hoem = true", "did you mean mount_home?"),
+            ("[polcy]\nowners = []", "did you mean policy?"),
+            ("[policy]\nowner = []", "did you mean owners?"),
+            ("[registries.\"a.io\"]\nmirorrs = []", "did you mean mirrors?"),
+            ("tensorflow = true", none),
+            ("[policy]\ntensorflow = true", none),
+            ("x = 1", none),
+        ] {
+            let failure = parse(text).unwrap_err();
+            assert!(failure.message.contains(": unknown field `"), "{failure:?}");
+            assert_eq!(failure.hint.as_deref(), Some(hint), "{text}");
+        }
     }
 
     #[test]

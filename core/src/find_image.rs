@@ -263,6 +263,12 @@ fn hint_for_missing(name: &Path) -> String {
     if let Some(word) = expected_of_a_shell(text) {
         return format!("{word} is not expanded here, as a shell would do; write the whole path");
     }
+    if let Some(word) = [b"%u", b"%j"].into_iter().find(|word| text.windows(2).any(|part| part == *word)) {
+        let word = quote(word);
+        return format!(
+            "{word} is expanded in mounts; an image is looked for before there is a job: write the whole path"
+        );
+    }
     if name.is_absolute() {
         return "it must exist on this node, and you must be able to see it".to_owned();
     }
@@ -372,6 +378,24 @@ mod tests {
             assert!(failure.message.starts_with("no such image; tried /"), "{failure}");
             let hint = "a relative path starts at the current directory; an image in a registry is written ";
             assert_eq!(failure.hint.unwrap(), format!("{hint}{suggestion}"));
+        }
+    }
+
+    #[test]
+    fn what_is_not_expanded_is_named() {
+        for (name, hint) in [
+            ("~/a.sqsh", "~ is not expanded here, as a shell would do; write the whole path"),
+            ("$HOME/a.sqsh", "$HOME is not expanded here, as a shell would do; write the whole path"),
+            (
+                "/scratch/%u/a.sqsh",
+                "%u is expanded in mounts; an image is looked for before there is a job: write the whole path",
+            ),
+            (
+                "a-%j.sqsh",
+                "%j is expanded in mounts; an image is looked for before there is a job: write the whole path",
+            ),
+        ] {
+            assert_eq!(here(name.as_bytes()).unwrap_err().hint.as_deref(), Some(hint), "{name}");
         }
     }
 

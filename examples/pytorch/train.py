@@ -1,7 +1,7 @@
 """Trains ResNet-50 on synthetic images with torch, data-parallel over the tasks of a step.
 
-torch learns from the environment who takes part: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which train.sbatch takes from
-Slurm. Every rank has its own batch, which it learns by heart; torch averages the gradients over all ranks. Rank 0 prints the loss
+torch learns from the environment who takes part: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which --container-pytorch in
+train.sbatch takes from Slurm. Every rank has its own batch, which it learns by heart; torch averages the gradients over all ranks. Rank 0 prints the loss
 and the images per second of all ranks. The exit code is 1 if the loss has not fallen.
 """
 

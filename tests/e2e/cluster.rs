@@ -122,6 +122,40 @@ fn the_shared_file_system_can_be_a_network_one() {
     }
 }
 
+/// The lines that `make cluster` prints for another terminal are typed as they stand there.
+#[test]
+fn the_printed_ways_in_work() {
+    let mut owner = spawn_shell();
+    let lines = BufReader::new(owner.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let greeting: Vec<String> = lines.take_while(|line| !line.starts_with("The daemons' logs")).collect();
+    let behind = |words: &str| {
+        let line = greeting.iter().find_map(|line| line.trim_start().strip_prefix(words));
+        line.unwrap_or_else(|| panic!("{words}: {greeting:?}")).trim().to_owned()
+    };
+    let typed = |command: &str| {
+        let done = Command::new("sh").args(["-c", command]).output().unwrap();
+        assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let copy = behind("bring in an image");
+    assert!(copy.contains(" FILE.sqsh "), "{copy}");
+    let name = format!("brought.{}.sqsh", std::process::id());
+    let file = target_dir().join("tmp").join(&name);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, "an image").unwrap();
+    typed(&copy.replace("FILE.sqsh", file.to_str().unwrap()));
+    let root = behind("be root in there");
+    let (login_node, rest) = root.split_once("   (node1: ").unwrap();
+    let node = rest.strip_suffix(')').unwrap();
+    for (shell, machine) in [(login_node, "ctl"), (node, "node1")] {
+        let seen = typed(&format!("{shell} -c 'id -un; hostname; cat /shared/{name}; echo; pwd'"));
+        assert_eq!(seen, format!("root\n{machine}\nan image\n/root\n"));
+    }
+    fs::remove_file(file).unwrap();
+    drop(owner.stdin.take());
+    assert!(owner.wait().unwrap().success());
+}
+
 /// `vcluster shell` with a shell that waits for input.
 fn spawn_shell() -> Child {
     let vcluster = target_dir().join("debug/vcluster");

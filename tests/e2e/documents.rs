@@ -6,12 +6,14 @@ use std::fs;
 use std::path::Path;
 
 use mizzen_tests::documents::{Block, Page, matches};
+use mizzen_tests::examples::Example;
 use mizzen_tests::images::{ImageTree, mpi, mpi_rootfs};
 use mizzen_tests::registry::{ClusterRegistry, Layout, LocalRegistry};
-use mizzen_tests::{Cluster, Spec, User, messages, repository, run_tool};
+use mizzen_tests::release::mpirun_rootfs;
+use mizzen_tests::{Cluster, Release, Spec, User, messages, record, repository, run_tool};
 
 /// Why a command may stay untried: what it needs that no cluster of ours has.
-const REASONS: [&str; 5] = ["docker", "gpu", "internet", "jupyter", "sources"];
+const REASONS: [&str; 8] = ["docker", "gpu", "image", "internet", "jupyter", "mpi", "packages", "sources"];
 
 /// Docker Hub, and what the pages take from it, are on the login node.
 const TOML: &str = "[registries.\"docker.io\"]\nmirrors = [\"http://ctl:5000\"]\n";
@@ -64,6 +66,58 @@ fn the_list_of_messages_is_that_of_the_sources() {
     );
 }
 
+/// The last column of the glossary names files and directories of the sources, or names in them.
+#[test]
+fn the_glossary_names_what_there_is() {
+    let page = Page::read("docs/glossary.md").unwrap();
+    let rows = page.text.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 2);
+    let places: Vec<&str> = rows
+        .filter_map(|row| row.trim_end_matches(" |").rsplit(" | ").next())
+        .flat_map(|places| places.split('`').skip(1).step_by(2))
+        .collect();
+    assert!(places.len() > 60, "{places:?}");
+    // The first of several in a row has the directory of the others.
+    let mut directory = repository();
+    for place in places {
+        if place.contains('/') || place.ends_with(".rs") {
+            let found =
+                [repository().join(place), directory.join(place)].into_iter().find(|path| path.exists());
+            let found = found.unwrap_or_else(|| panic!("docs/glossary.md: {place} is not there"));
+            directory = found.parent().unwrap().to_owned();
+        } else {
+            let name = place.rsplit("::").next().unwrap();
+            let declared = [format!("fn {name}("), format!("struct {name}"), format!("enum {name}")];
+            let mut sources = Vec::new();
+            for part in ["core/src", "launcher/src", "import/src", "squashfs/src", "spank-plugin/src"] {
+                messages::rust_files(&repository().join(part), &mut sources).unwrap();
+            }
+            let is_declared = |file: &std::path::PathBuf| {
+                let text = fs::read_to_string(file).unwrap();
+                declared.iter().any(|declared| text.contains(declared))
+            };
+            assert!(sources.iter().any(is_declared), "docs/glossary.md: {place} is declared nowhere");
+        }
+    }
+}
+
+/// The picture in README.md has the commands of the recording program, and what they print today.
+#[test]
+fn the_picture_shows_what_is_printed_today() {
+    // Ranks end in any order, and the version of busybox is Debian's matter.
+    let comparable = |lines: Vec<String>| {
+        let mut lines: Vec<String> =
+            lines.into_iter().map(|line| line.split(" v1.").next().unwrap().to_owned()).collect();
+        lines.sort();
+        lines
+    };
+    let (picture, now) = (record::recorded().unwrap(), record::printed_now().unwrap());
+    assert_eq!(
+        comparable(picture),
+        comparable(now),
+        "docs/run.svg is made by `cargo run -p mizzen-tests -- record`"
+    );
+}
+
 #[test]
 fn every_block_says_what_it_is() {
     for page in Page::all().unwrap() {
@@ -77,6 +131,9 @@ fn every_block_says_what_it_is() {
             }
             if block.has("sources") {
                 assert_makes(&block, &place);
+            }
+            if block.language() == "text" && !block.has("form") {
+                assert_eq!(block.command(), None, "{place}: a command, neither run nor marked");
             }
         }
         // An indented block cannot say what it is. In a list it is the item's text.
@@ -115,6 +172,7 @@ macro_rules! run_pages {
 run_pages! {
     admins "docs/admins.md";
     coming_from "docs/coming-from.md";
+    example "examples/numpy/README.md";
     environment_files "docs/environment-files.md";
     faq "docs/faq.md";
     from_pyxis "docs/from-pyxis.md";
@@ -145,10 +203,16 @@ fn prepared(name: &str) -> (Cluster, LocalRegistry, ClusterRegistry) {
     layout.image("busybox", &[&ImageTree::busybox().unwrap()], &["--config.cmd=sh"]).unwrap();
     let hub = LocalRegistry::start().unwrap();
     hub.push(&layout, "busybox", "library/busybox:latest", &[]).unwrap();
-    let spec = Spec { mizzen_toml: Some(TOML.to_owned()), ..Cluster::spec(&format!("documents-{name}")) };
+    // Only there the nodes have an MPI of their own.
+    let rootfs = (name == "users").then(|| mpirun_rootfs(Release::Slurm22_05).unwrap());
+    let spec =
+        Spec { mizzen_toml: Some(TOML.to_owned()), rootfs, ..Cluster::spec(&format!("documents-{name}")) };
     let cluster = Cluster::start(spec).unwrap();
     let served = hub.serve_on(&cluster, 5000, None).unwrap();
     cluster.share("py.sqsh", &mpi().unwrap()).unwrap();
+    if name == "numpy" {
+        Example::NUMPY.install(&cluster).unwrap();
+    }
     if name == "quick-start" {
         let tar = run_tool(
             std::process::Command::new("tar").args(["-C", mpi_rootfs().unwrap().to_str().unwrap()]).args([
@@ -179,7 +243,9 @@ fn prepared(name: &str) -> (Cluster, LocalRegistry, ClusterRegistry) {
 }
 
 fn run_page(path: &str) {
-    let name = Path::new(path).file_stem().unwrap().to_str().unwrap().to_lowercase();
+    // An example is named by its directory.
+    let named = if path.ends_with("README.md") { Path::new(path).parent().unwrap() } else { Path::new(path) };
+    let name = named.file_stem().unwrap().to_str().unwrap().to_lowercase();
     let (cluster, _hub, _served) = prepared(&name);
     let mut printed = None;
     for block in Page::read(path).unwrap().blocks().unwrap() {

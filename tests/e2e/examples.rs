@@ -1,7 +1,7 @@
 //! The small example, as its README tells users to run it: a training on two nodes, by srun and as a batch job. (Those with the
 //! large frameworks are run by `make demo-tensorflow` and `make demo-pytorch`: their images take ten minutes to make.)
 
-use mizzen_tests::examples::Example;
+use mizzen_tests::examples::{Example, check_training};
 use mizzen_tests::{Cluster, Output, Release, Spec};
 
 #[test]
@@ -29,6 +29,7 @@ fn the_loss_falls(release: Release) {
 #[track_caller]
 fn assert_trained(output: &Output) {
     assert_eq!(output.code, 0, "{}", output.text());
+    check_training(&output.stdout).unwrap();
     let mut lines = output.stdout.lines();
     assert_eq!(lines.next(), Some("4 ranks on node1, node2"), "{}", output.text());
     let losses: Vec<f64> = lines
@@ -50,7 +51,7 @@ fn every_batch_script_names_its_own_image() {
         let line = format!("\n#SBATCH --container={}\n", example.image_name());
         assert!(script.contains(&line), "{}: {script}", example.name);
         let readme = example.text("README.md").unwrap();
-        for named in ["sbatch train.sbatch", &format!("build-image.sh {}", example.name)] {
+        for named in ["train.sbatch\n", &format!("build-image.sh {} tree", example.name)] {
             assert!(readme.contains(named), "{}: {named}", example.name);
         }
     }

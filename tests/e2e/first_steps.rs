@@ -1,8 +1,9 @@
 //! What people do on their first day, and what they tripped over.
 
 use mizzen_tests::check::{assert_failed, assert_out, assert_told, one_node, with_images};
+use mizzen_tests::documents::Page;
 use mizzen_tests::images::ImageTree;
-use mizzen_tests::{Cluster, Release, User};
+use mizzen_tests::{Cluster, Release, Spec, User};
 
 fn start(name: &str) -> Cluster {
     with_images(one_node(Release::Slurm22_05, name))
@@ -53,6 +54,42 @@ fn paths_that_no_shell_has_seen() {
         "--container: no such image; tried /home/alice/~/a.sqsh",
         "~ is not expanded here, as a shell would do; write the whole path",
     );
+    for (image, tried, hint) in [
+        (
+            "$HOME/a.sqsh",
+            "/home/alice/$HOME/a.sqsh",
+            "$HOME is not expanded here, as a shell would do; write the whole path",
+        ),
+        (
+            "~/a.sqsh",
+            "/home/alice/~/a.sqsh",
+            "~ is not expanded here, as a shell would do; write the whole path",
+        ),
+        (
+            "/home/%%u/a.sqsh",
+            "/home/%u/a.sqsh",
+            "%u is expanded in mounts; an image is looked for before there is a job: write the whole path",
+        ),
+        (
+            "a-%%j.sqsh",
+            "/home/alice/a-%j.sqsh",
+            "%j is expanded in mounts; an image is looked for before there is a job: write the whole path",
+        ),
+    ] {
+        let script = format!("printf '#!/bin/sh\\n#SBATCH --container={image}\\ntrue\\n' > job; sbatch job");
+        let message = format!("--container: no such image; tried {tried}");
+        assert_told(&cluster.run(&script), 1, &message, hint);
+    }
+    for (slip, meant) in
+        [("--mout /tmp:/x", "--mount"), ("--wriatble", "--writable"), ("--no-hom", "--no-home")]
+    {
+        let done = cluster.run(&format!("mizzen run {slip} /shared/a.sqsh true"));
+        let tip = format!("tip: a similar argument exists: '{meant}'\n");
+        assert!(done.code == 125 && done.stderr.contains(&tip), "{slip}: {}", done.text());
+    }
+    // Slurm itself expands nothing in --container, and a file may have such a name.
+    let literal = cluster.run("cp /shared/a.sqsh %u.sqsh; srun -Q --container=%u.sqsh cat /image");
+    assert_out(&literal, 0, "a\n");
     let slip = cluster.run("cd /shared; srun --container=./../shared/aa.sqsh true");
     assert_told(
         &slip,
@@ -202,4 +239,99 @@ fn the_doctor_tries_what_users_do() {
         "{}",
         missing.text()
     );
+}
+
+/// Half an installation: the files of two versions, and Slurm's own runtime beside it.
+#[test]
+fn the_doctor_sees_what_does_not_belong_together() {
+    let cluster = start("doctor-mixed");
+    let plugin = "/usr/lib/mizzen/spank_mizzen.so";
+    let doctor = |options: &str| cluster.run_on("node1", User::Root, &format!("mizzen doctor {options}"));
+    let whole: serde_json::Value = serde_json::from_str(&doctor("--json").stdout).unwrap();
+    assert_eq!(whole["healthy"], true, "{whole:#}");
+    let checks = whole["checks"].as_array().unwrap();
+    assert!(checks.len() > 8 && checks.iter().all(|check| check["ok"] == true), "{whole:#}");
+    for (mark, theirs) in [("mizzen-build:9", "9."), ("mizzen-older:0", "an older build")] {
+        let changed = format!(
+            "sed 's/mizzen-build:0/{mark}/' {plugin} > /run/other.so && mount --bind /run/other.so {plugin}"
+        );
+        assert_out(&cluster.run_on("node1", User::Root, &changed), 0, "");
+        let told = doctor("");
+        let message = format!("FAILED   plugin          {plugin} is {theirs}");
+        let hint = "hint: install both from the same package, on all nodes\n";
+        let both = told.stdout.contains(&message) && told.stdout.contains(", and this launcher 0.");
+        assert!(told.code == 1 && both && told.stdout.contains(hint), "{}", told.text());
+        assert!(told.stdout.ends_with("containers cannot run here\n"), "{}", told.text());
+        let json = doctor("--json");
+        let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+        assert_eq!((json.code, &report["healthy"]), (1, &false.into()), "{}", json.text());
+        let failed: Vec<_> =
+            report["checks"].as_array().unwrap().iter().filter(|check| check["ok"] == false).collect();
+        assert!(failed.len() == 1 && failed[0]["name"] == "plugin", "{report:#}");
+        assert_eq!(failed[0]["hint"], "install both from the same package, on all nodes");
+        assert_out(&cluster.run_on("node1", User::Root, &format!("umount {plugin}")), 0, "");
+    }
+    assert_out(&cluster.run_on("node1", User::Root, "touch /etc/slurm/oci.conf"), 0, "");
+    let runtime = doctor("");
+    cluster.run_on("node1", User::Root, "rm /etc/slurm/oci.conf");
+    for line in [
+        "missing  oci.conf        /etc/slurm/oci.conf gives --container to Slurm's own runtime (for srun --container)\n",
+        "hint: --container-image is mizzen's; without oci.conf --container is, too\n",
+    ] {
+        assert!(runtime.code == 0 && runtime.stdout.contains(line), "{}", runtime.text());
+    }
+}
+
+/// As docs/admins.md says to set it up: in the environment that slurmd gives it, it finds a good node good, and drains a broken one.
+#[test]
+fn slurm_can_ask_the_doctor() {
+    Release::ALL.into_iter().for_each(slurm_asks_the_doctor);
+}
+
+fn slurm_asks_the_doctor(release: Release) {
+    let program = "#!/bin/sh\n{ env -0 | tr '\\0' ' '; echo; } >> /run/environments\nsh /shared/check; code=$?; echo $code >> /run/codes; exit $code\n";
+    let mut spec = one_node(release, "health");
+    spec.slurm_conf =
+        vec!["HealthCheckProgram=/etc/slurm/health".to_owned(), "HealthCheckInterval=1".to_owned()];
+    let cluster = with_images(Spec { slurm_files: vec![("health".to_owned(), program.to_owned())], ..spec });
+    let blocks = Page::read("docs/admins.md").unwrap().blocks().unwrap();
+    let shown = blocks.iter().find(|block| block.value("file") == Some("mizzen-health")).unwrap();
+    let on_node = |script: &str| cluster.run_on("node1", User::Root, script);
+    let next_codes = || {
+        let wait = "rm -f /run/codes; timeout 100 sh -c 'until [ $(wc -l 2>/dev/null < /run/codes) -ge 2 ]; do sleep 0.2; done' \
+                    2>/dev/null; sort -u /run/codes";
+        on_node(wait).stdout
+    };
+    // By itself it is only told in slurmd's log.
+    cluster.share("check", b"mizzen doctor").unwrap();
+    assert_out(&on_node("chmod 755 /etc/slurm/health"), 0, "");
+    assert_eq!(next_codes(), "0\n", "{}", on_node("tail -n 1 /run/environments").stdout);
+    let lose_plugin = "mount -t tmpfs none /usr/lib/mizzen";
+    assert_out(&on_node(lose_plugin), 0, "");
+    assert_eq!(next_codes(), "1\n");
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+    let log = cluster.slurmd_log("node1");
+    let about: Vec<&str> = log.lines().filter(|line| line.to_lowercase().contains("health")).collect();
+    let told = if release == Release::Slurm20_11 {
+        "exited with status 0x0100"
+    } else {
+        "health_check failed: rc:1 output:"
+    };
+    assert!(about.iter().any(|line| line.contains(told)), "{release}: {about:#?}");
+    assert_out(&on_node("umount /usr/lib/mizzen"), 0, "");
+    // As the page has it.
+    cluster.share("check", shown.text.as_bytes()).unwrap();
+    assert_eq!(next_codes(), "0\n");
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+    assert_out(&on_node(lose_plugin), 0, "");
+    assert_eq!(next_codes(), "1\n");
+    let state = cluster.run("scontrol show node node1 | grep -oE 'State=[^ ]*|Reason=.*'").stdout;
+    let reason = "Reason=mizzen doctor: FAILED plugin /etc/slurm/plugstack.conf names /usr/lib/mizzen/spank_mizzen.so: No such file or directory";
+    assert!(state.starts_with("State=IDLE+DRAIN\n") && state.contains(reason), "{state}");
+    assert_out(&on_node("umount /usr/lib/mizzen"), 0, "");
+    assert_eq!(next_codes(), "0\n");
+    cluster.run_as_root("scontrol update nodename=node1 state=resume");
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+    let inside = cluster.run("srun -Q --container=/shared/a.sqsh cat /image");
+    assert_out(&inside, 0, "a\n");
 }

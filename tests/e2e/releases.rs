@@ -22,6 +22,10 @@ fn loads_in_every_program(release: Release) {
     for command in ["srun", "sbatch", "salloc"] {
         let help = cluster.run(&format!("{command} --help"));
         assert!(help.stdout.contains("--container-image=IMAGE"), "{release} {command}: {}", help.text());
+        // Slurm's own help calls --container something else, and wraps lines.
+        let words = help.stdout.split_whitespace().collect::<Vec<&str>>().join(" ");
+        let explained = "--container, which Slurm lists as its own, is the same";
+        assert!(words.contains(explained), "{release} {command}: {}", help.text());
         assert_eq!(help.stderr, "", "{release} {command}");
     }
     let version = cluster.run("srun --version").stdout;

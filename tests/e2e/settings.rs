@@ -129,7 +129,7 @@ fn a_bad_drop_in_touches_jobs_with_a_container_alone() {
         (
             format!("printf '\\nimage_folder = []\\n' > {file}"),
             format!("{file}:2: unknown field `image_folder`"),
-            hint_of_keys,
+            "did you mean image_folders?",
         ),
         (
             format!("echo 'image_folders = [\"x\"]' > {file}"),

@@ -6,19 +6,31 @@ use mizzen_tests::jobs::without_mizzen;
 use mizzen_tests::spec::PLUGIN;
 use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
-on_every_release!(what_a_node_without_the_plugin_does, a_feature_keeps_jobs_from_such_nodes);
+on_every_release!(
+    what_a_node_without_the_plugin_does,
+    installed_and_removed_in_order,
+    a_feature_keeps_jobs_from_such_nodes,
+);
 
 /// On the second node alone: its plugstack.conf has one line, or none.
 fn set_line(cluster: &Cluster, line: &str) {
+    set_line_on(cluster, "node2", line);
+}
+
+fn set_line_on(cluster: &Cluster, machine: &str, line: &str) {
     let conf = "/etc/slurm/plugstack.conf";
     let script = format!(
         "echo '{line}' > /run/plugstack.conf; grep -q {conf} /proc/mounts || mount --bind /run/plugstack.conf {conf}"
     );
-    on_node2(cluster, &script);
+    on_machine(cluster, machine, &script);
 }
 
 fn on_node2(cluster: &Cluster, script: &str) {
-    let done = cluster.run_on("node2", User::Root, script);
+    on_machine(cluster, "node2", script);
+}
+
+fn on_machine(cluster: &Cluster, machine: &str, script: &str) {
+    let done = cluster.run_on(machine, User::Root, script);
     assert_eq!(done.code, 0, "{}", done.text());
 }
 
@@ -27,7 +39,7 @@ fn srun(cluster: &Cluster, options: &str) -> Output {
 }
 
 /// What a job gets.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Runs {
     Inside,
     OnTheNode,
@@ -68,6 +80,84 @@ fn what_a_node_without_the_plugin_does(release: Release) {
         cluster.run_as_root("scontrol update nodename=node2 state=resume");
         assert!(cluster.all_idle(), "{release}, {what}: {:?}", cluster.node_states());
     }
+}
+
+/// A move of an administrator, on one machine.
+#[derive(Clone, Copy)]
+enum Move {
+    Files(&'static str, bool),
+    Line(&'static str, bool),
+}
+
+impl Move {
+    fn make(self, cluster: &Cluster) {
+        match self {
+            Move::Files(machine, true) => on_machine(cluster, machine, "umount /usr/lib/mizzen"),
+            Move::Files(machine, false) => {
+                on_machine(cluster, machine, "mount -t tmpfs none /usr/lib/mizzen")
+            }
+            Move::Line(machine, there) => {
+                let line = format!("required {PLUGIN}");
+                set_line_on(cluster, machine, if there { &line } else { "" });
+            }
+        }
+    }
+
+    fn undone(self) -> Move {
+        match self {
+            Move::Files(machine, there) => Move::Files(machine, !there),
+            Move::Line(machine, there) => Move::Line(machine, !there),
+        }
+    }
+}
+
+/// What a job with a container and one without get on each of the two nodes. Those without always run.
+fn assert_outcomes(cluster: &Cluster, what: &str, expected: [Runs; 2]) {
+    for (node, expected) in ["node1", "node2"].into_iter().zip(expected) {
+        let step = |options: &str| {
+            cluster.run(&format!("srun -Q -w {node} {options} sh -c 'cat /image 2>/dev/null || echo host'"))
+        };
+        let (contained, plain) = (step("--container-image=/shared/a.sqsh"), step(""));
+        let release = cluster.release();
+        assert_eq!(outcome(&contained), expected, "{release}, {what}, {node}: {}", contained.text());
+        assert_eq!(outcome(&plain), Runs::OnTheNode, "{release}, {what}, {node}: {}", plain.text());
+    }
+    assert!(cluster.all_idle(), "{what}: {:?}", cluster.node_states());
+}
+
+/// The order of docs/admins.md: at no time a job runs in the wrong place. With the login node first there is such a time.
+fn installed_and_removed_in_order(release: Release) {
+    let spec = Cluster::spec(&format!("order-{}", release.version()));
+    let cluster = with_images(Spec { release, ..spec });
+    let machines = ["ctl", "node1", "node2"];
+    machines.into_iter().for_each(|machine| Move::Line(machine, false).make(&cluster));
+    machines.into_iter().for_each(|machine| Move::Files(machine, false).make(&cluster));
+    assert_outcomes(&cluster, "nothing is installed", [Runs::Not, Runs::Not]);
+    let steps = [
+        Move::Files("node1", true),
+        Move::Files("node2", true),
+        Move::Files("ctl", true),
+        Move::Line("node1", true),
+        Move::Line("node2", true),
+        Move::Line("ctl", true),
+    ];
+    for (number, step) in steps.iter().enumerate() {
+        step.make(&cluster);
+        let last = number + 1 == steps.len();
+        let expected = || if last { Runs::Inside } else { Runs::Not };
+        assert_outcomes(&cluster, &format!("installing, move {number}"), [expected(), expected()]);
+    }
+    for (number, step) in steps.iter().enumerate().rev() {
+        step.undone().make(&cluster);
+        assert_outcomes(&cluster, &format!("removing, move {number}"), [Runs::Not, Runs::Not]);
+    }
+    // The login node's line before that of the second node.
+    for step in [steps[0], steps[1], steps[2], steps[3], steps[5]] {
+        step.make(&cluster);
+    }
+    assert_outcomes(&cluster, "the login node first", [Runs::Inside, Runs::OnTheNode]);
+    steps[4].make(&cluster);
+    assert_outcomes(&cluster, "complete", [Runs::Inside, Runs::Inside]);
 }
 
 fn a_feature_keeps_jobs_from_such_nodes(release: Release) {

@@ -1,11 +1,13 @@
 //! `make demo`: the commands of a first session and their answers, on a two-node cluster. A training comes first: it is what
-//! mizzen is for. Every command has the exit code that it must have, so a demo that does not show what it says fails.
+//! mizzen is for. Every command has the exit code that it must have, and trainings must have learned something on two nodes, so a demo
+//! that does not show what it says fails.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::examples::Example;
+use crate::examples::{Example, check_training};
 use crate::images::ImageTree;
 use crate::{Cluster, User};
 
@@ -14,22 +16,27 @@ struct Shown {
     why: &'static str,
     command: &'static str,
     code: i32,
+    /// What is wrong with what it has printed, if anything.
+    check: fn(&str) -> Result<()>,
 }
 
 /// No command of the demo takes longer, even on a machine that is busy otherwise.
 const LIMIT_SECONDS: u32 = 900;
 
 const fn shown(why: &'static str, command: &'static str, code: i32) -> Shown {
-    Shown { why, command, code }
+    Shown { why, command, code, check: |_| Ok(()) }
+}
+
+const fn training(why: &'static str, command: &'static str) -> Shown {
+    Shown { why, command, code: 0, check: check_training }
 }
 
 const TRAINING: &[Shown] = &[
-    shown(
+    training(
         "Training in a container: four ranks on two nodes, each with its own images, average their gradients.",
         "srun -N2 -n4 --container=numpy.sqsh --mpi=pmix python3 train.py",
-        0,
     ),
-    shown("The same as a batch job.", BATCH_JOB, 0),
+    training("The same as a batch job.", BATCH_JOB),
 ];
 
 const BATCH_JOB: &str = "cat train.sbatch; sbatch --wait --quiet --output=train.out train.sbatch; code=$?; cat train.out; exit $code";
@@ -82,18 +89,29 @@ pub fn run_example(name: &str) -> Result<()> {
     let example = Example::parse(name)?;
     let cluster = Cluster::start(Cluster::spec("demo"))?;
     example.install(&cluster)?;
-    show(&cluster, &shown("Training in containers, as a batch job of four ranks on two nodes.", BATCH_JOB, 0))
+    show(&cluster, &training("Training in containers, as a batch job of four ranks on two nodes.", BATCH_JOB))
 }
 
 /// Runs a command as Alice while its output is seen, and fails if it does not end as it must.
 fn show(cluster: &Cluster, shown: &Shown) -> Result<()> {
-    let Shown { why, command, code } = shown;
+    let Shown { why, command, code, check } = shown;
     let mut out = std::io::stdout();
     writeln!(out, "# {why}\n$ {command}")?;
     let limit = LIMIT_SECONDS.to_string();
     let words = ["timeout", &limit, "bash", "-c", &format!("exec 2>&1 </dev/null; {command}")];
-    let status = cluster.command("ctl", User::Alice, &words).status()?;
+    let mut running = cluster.command("ctl", User::Alice, &words).stdout(Stdio::piped()).spawn()?;
+    let mut printed = Vec::new();
+    let mut lines = BufReader::new(running.stdout.take().context("no output")?);
+    loop {
+        let begin = printed.len();
+        if lines.read_until(b'\n', &mut printed)? == 0 {
+            break;
+        }
+        out.write_all(&printed[begin..])?;
+    }
+    let status = running.wait()?;
     writeln!(out, "({status})\n")?;
     ensure!(status.code() == Some(*code), "this should have ended with exit code {code}: {command}");
-    Ok(())
+    check(&String::from_utf8_lossy(&printed))
+        .with_context(|| format!("this did not show what it should: {command}"))
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::examples::Example;
 use crate::repository;
 
 /// A page of Markdown.
@@ -40,6 +41,19 @@ impl Block {
         self.words.iter().skip(1).any(|found| found == word)
     }
 
+    /// Its first line that is a command to type, or a line of a batch script, as far as a look at its first word tells.
+    pub fn command(&self) -> Option<&str> {
+        const COMMANDS: [&str; 21] = [
+            "srun", "sbatch", "salloc", "scancel", "scontrol", "squeue", "mizzen", "mpirun", "mpiexec",
+            "apt", "apt-get", "dnf", "make", "docker", "ssh", "sudo", "module", "python3", "pip", "timeout",
+            "#SBATCH",
+        ];
+        self.text.lines().find(|line| {
+            let word = line.trim_start().trim_start_matches("$ ").split_whitespace().next();
+            word.is_some_and(|word| COMMANDS.contains(&word) || word.starts_with("#!"))
+        })
+    }
+
     /// The value of `KEY=VALUE` among its words.
     pub fn value(&self, key: &str) -> Option<&str> {
         self.words.iter().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
@@ -55,8 +69,17 @@ enum Piece<'a> {
 impl Page {
     /// All pages that users, administrators and contributors read.
     pub fn all() -> Result<Vec<Page>> {
-        let mut paths: Vec<PathBuf> =
-            ["README.md", "SECURITY.md", "CONTRIBUTING.md", "RELEASE.md"].map(PathBuf::from).into();
+        let mut paths: Vec<PathBuf> = [
+            "README.md",
+            "SECURITY.md",
+            "CONTRIBUTING.md",
+            "RELEASE.md",
+            "CHANGELOG.md",
+            "examples/README.md",
+        ]
+        .map(PathBuf::from)
+        .into();
+        paths.extend(Example::ALL.map(|example| Path::new("examples").join(example.name).join("README.md")));
         for entry in fs::read_dir(repository().join("docs"))? {
             let name = PathBuf::from(entry?.file_name());
             if name.extension().is_some_and(|extension| extension == "md") {
@@ -183,6 +206,18 @@ mod tests {
         let blocks = page.blocks().unwrap();
         assert_eq!((blocks[0].language(), blocks[0].has("root"), blocks[0].line), ("sh", true, 3));
         assert_eq!((blocks[1].language(), blocks[1].text.as_str()), ("output", "  o\n"));
+    }
+
+    #[test]
+    fn commands_are_recognised() {
+        let command = |text: &str| {
+            let block = Block { line: 1, words: vec!["text".to_owned()], text: text.to_owned() };
+            block.command().map(str::to_owned)
+        };
+        assert_eq!(command("a\n  srun -n1 x\n").as_deref(), Some("  srun -n1 x"));
+        assert_eq!(command("$ mizzen run x").as_deref(), Some("$ mizzen run x"));
+        assert_eq!(command("#!/bin/bash\n").as_deref(), Some("#!/bin/bash"));
+        assert_eq!(command("srun: error: mizzen: x\nmizzen: note: x\nmakes\n"), None);
     }
 
     #[test]

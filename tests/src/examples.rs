@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::images::packed_once;
 use crate::release::{debian_mirror, make_once};
@@ -72,7 +72,7 @@ impl Example {
             cluster.share(file, self.text(file)?.as_bytes())?;
         }
         let copied = cluster.run(&format!("cp /shared/train.* . && ln -s /shared/{} .", self.image_name()));
-        anyhow::ensure!(copied.code == 0, "{}", copied.text());
+        ensure!(copied.code == 0, "{}", copied.text());
         Ok(())
     }
 
@@ -82,6 +82,48 @@ impl Example {
     }
 }
 
+/// Whether what a training has printed shows four ranks on two nodes that learned something.
+pub fn check_training(printed: &str) -> Result<()> {
+    ensure!(
+        printed.lines().any(|line| line == "4 ranks on node1, node2"),
+        "the training was not on two nodes:\n{printed}"
+    );
+    let losses: Vec<f64> = printed
+        .lines()
+        .filter_map(|line| line.split_once(": loss ")?.1.split(',').next()?.parse().ok())
+        .collect();
+    let has_fallen = matches!(losses.as_slice(), [first, .., last] if last < first);
+    ensure!(has_fallen, "the loss has not fallen: {losses:?}");
+    ensure!(printed.contains(" images/s"), "no images per second:\n{printed}");
+    Ok(())
+}
+
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_training_that_learns_nothing_is_seen() {
+        let printed = |nodes: &str, last: &str| {
+            format!("4 ranks on {nodes}\nepoch 1: loss 1.7, 70 images/s\nepoch 2: loss {last}, 70 images/s\n")
+        };
+        assert!(check_training(&printed("node1, node2", "0.5")).is_ok());
+        for (bad, why) in [
+            (printed("node1", "0.5"), "not on two nodes"),
+            (printed("node1, node2", "1.7"), "the loss has not fallen: [1.7, 1.7]"),
+            (printed("node1, node2", "nan"), "the loss has not fallen"),
+            ("4 ranks on node1, node2\nstep 5: loss 1.7\n".to_owned(), "the loss has not fallen: [1.7]"),
+            (
+                "4 ranks on node1, node2\nstep 5: loss 1.7\nstep 6: loss 1\n".to_owned(),
+                "no images per second",
+            ),
+        ] {
+            let error = check_training(&bad).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
 }

@@ -116,9 +116,10 @@ pub fn page(repository: &Path) -> Result<String> {
         let (hinted, plain): (Vec<Message>, Vec<Message>) =
             messages.into_iter().partition(|message| !message.hints.is_empty());
         page.push_str(&format!("\n## {title}\n\n| message | what to do |\n|---|---|\n"));
-        for message in &hinted {
-            let hints: Vec<String> = message.hints.iter().map(|hint| cell(hint)).collect();
-            page.push_str(&format!("| {} | {} |\n", cell(&message.text), hints.join("<br>or: ")));
+        for (texts, hints) in rows(&hinted) {
+            let [texts, hints] =
+                [texts, hints].map(|cells| cells.into_iter().map(cell).collect::<Vec<String>>());
+            page.push_str(&format!("| {} | {} |\n", texts.join("<br>"), hints.join("<br>or: ")));
         }
         let used: BTreeSet<&String> = hinted.iter().flat_map(|message| &message.hints).collect();
         let others: Vec<&String> = hints.iter().filter(|hint| !used.contains(hint)).collect();
@@ -127,6 +128,23 @@ pub fn page(repository: &Path) -> Result<String> {
         page.push_str(&list("Messages without a hint", &plain));
     }
     Ok(page)
+}
+
+/// A longer hint stands in one row with all messages that have it.
+const SHARED_FROM: usize = 60;
+
+/// The messages of each row, and its hints; in the order of their first messages.
+fn rows(hinted: &[Message]) -> Vec<(Vec<&str>, Vec<&str>)> {
+    let mut rows: Vec<(Vec<&str>, Vec<&str>)> = Vec::new();
+    for message in hinted {
+        let hints: Vec<&str> = message.hints.iter().map(String::as_str).collect();
+        let long = hints.iter().map(|hint| hint.len()).sum::<usize>() > SHARED_FROM;
+        match rows.iter_mut().find(|(_, known)| long && *known == hints) {
+            Some((texts, _)) => texts.push(&message.text),
+            None => rows.push((vec![&message.text], hints)),
+        }
+    }
+    rows
 }
 
 fn list(title: &str, lines: &[&String]) -> String {
@@ -139,7 +157,11 @@ const HEAD: &str = "\
 
 Every message of mizzen with its hint, made from the sources by `vcluster messages`. `…` stands for what differs: a path, a name,
 a number, the kernel's reason. In front of a message stands what it is about: a node, an option, an image. Search for words of
-the message in the page, or in the whole book with the key `s`.
+the message in the page, or in the whole book with the key `s`. Messages with the same long hint stand together.
+
+Some words are not mizzen's own: `error: unexpected argument …`, `error: the following required arguments …` and the like are about the
+command line of `mizzen`, with a `tip:` where there is one; `FILE:LINE: KEY: invalid type: …, expected …`
+and `unknown variant …` are about a file of the site, and tell what would be right there.
 
 For a ticket, run the command again with `--container-verbose=debug`, or `mizzen run --verbose=debug`.
 ";
@@ -154,7 +176,8 @@ fn cell(text: &str) -> String {
     parts.join("`")
 }
 
-fn rust_files(place: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+/// The sources of ours in a directory and below it, or a source itself; tests are left out.
+pub fn rust_files(place: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     if place.is_file() {
         files.push(place.to_owned());
         return Ok(());
@@ -169,4 +192,23 @@ fn rust_files(place: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_with_one_long_hint_are_one_row() {
+        let message =
+            |text: &str, hint: &str| Message { text: text.to_owned(), hints: vec![hint.to_owned()] };
+        let long = "x".repeat(SHARED_FROM + 1);
+        let found = [message("a", &long), message("b", "short"), message("c", &long), message("d", "short")];
+        let expected = vec![
+            (vec!["a", "c"], vec![long.as_str()]),
+            (vec!["b"], vec!["short"]),
+            (vec!["d"], vec!["short"]),
+        ];
+        assert_eq!(rows(&found), expected);
+    }
 }

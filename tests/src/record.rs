@@ -22,6 +22,21 @@ const LETTER: (f32, f32) = (7.7, 17.0);
 
 /// Runs the session and writes docs/run.svg.
 pub fn record() -> Result<()> {
+    Ok(fs::write(repository().join("docs/run.svg"), picture(&session()?))?)
+}
+
+/// The lines of the picture that there is, commands with `$ ` before them.
+pub fn recorded() -> Result<Vec<String>> {
+    Ok(shown(&fs::read_to_string(repository().join("docs/run.svg"))?))
+}
+
+/// The lines that it would have now.
+pub fn printed_now() -> Result<Vec<String>> {
+    Ok(shown(&picture(&session()?)))
+}
+
+/// Runs the session: its lines, and which of them are commands.
+fn session() -> Result<Vec<(bool, String)>> {
     let hub = crate::registry::LocalRegistry::start()?;
     let layout = crate::registry::Layout::new()?;
     layout.image("busybox", &[&images::ImageTree::busybox()?], &[])?;
@@ -45,7 +60,7 @@ pub fn record() -> Result<()> {
         let shown = printed.lines().map(|line| line.rsplit('\r').next().unwrap_or_default());
         lines.extend(shown.flat_map(wrapped).map(|line| (false, line)));
     }
-    Ok(fs::write(repository().join("docs/run.svg"), picture(&lines))?)
+    Ok(lines)
 }
 
 fn wrapped(line: &str) -> Vec<String> {
@@ -78,6 +93,17 @@ fn picture(lines: &[(bool, String)]) -> String {
     svg + "</g>\n</svg>\n"
 }
 
+/// The text of a picture, line by line.
+fn shown(svg: &str) -> Vec<String> {
+    let lines = svg.lines().filter(|line| line.starts_with("<text "));
+    let text = lines.map(|line| {
+        let words: String =
+            line.split('<').filter_map(|part| part.split_once('>')).map(|(_, text)| text).collect();
+        words.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    });
+    text.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,6 +112,7 @@ mod tests {
     fn what_is_printed_is_drawn_as_it_is() {
         let svg = picture(&[(true, "a && b".to_owned()), (false, "<c>".to_owned())]);
         assert!(svg.contains(">a &amp;&amp; b</tspan>") && svg.contains(">&lt;c&gt;</text>"), "{svg}");
+        assert_eq!(shown(&svg), ["$ a && b", "<c>"]);
         assert_eq!(wrapped(&"x".repeat(COLUMNS + 1)).len(), 2);
     }
 }

@@ -133,7 +133,8 @@ pub fn hpc_rootfs() -> Result<PathBuf> {
 
 /// A node of this release with Open MPI's mpirun and MPICH's mpiexec. Python is for tests that take it for an image.
 pub fn mpirun_rootfs(release: Release) -> Result<PathBuf> {
-    make_rootfs(release.debian(), "mpirun", &format!("{PACKAGES},openmpi-bin,mpich,python3"))
+    let packages = format!("{PACKAGES}{},openmpi-bin,mpich,python3", release.pmix_packages());
+    make_rootfs(release.debian(), "mpirun", &packages)
 }
 
 /// The files of an image with mpi4py and the Open MPI of Debian trixie.

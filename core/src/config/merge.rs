@@ -89,7 +89,7 @@ pub struct Entry<'a> {
 impl<'a> Merged<'a> {
     /// Puts another file on top.
     pub fn add(&mut self, path: &'a Path, text: &'a str) -> Result<(), Failure> {
-        let failed = |error: &toml::de::Error| parse_failure(error, text, path).hint(SAMPLE);
+        let failed = |error: &toml::de::Error| parse_failure(error, text, path).or_hint(SAMPLE);
         let table = DeTable::parse(text).map_err(|error| failed(&error))?.into_inner();
         for (key, value) in table {
             let name: &str = key.get_ref();

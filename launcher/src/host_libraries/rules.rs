@@ -127,7 +127,8 @@ impl Set {
 impl Rule {
     fn parse(name: &str, text: &str, path: &Path) -> Result<Rule, Failure> {
         let mut rule: Rule = toml::from_str(text).map_err(|error| {
-            parse_failure(&error, text, path).hint("docs/gpu-and-fabric.md explains the keys of these files")
+            parse_failure(&error, text, path)
+                .or_hint("docs/gpu-and-fabric.md explains the keys of these files")
         })?;
         rule.name = name.to_owned();
         rule.check().map_err(|failure| failure.about(path.display()))?;

@@ -96,13 +96,37 @@ impl Source {
         texts.filter(|text| text.contains(' ')).collect()
     }
 
+    /// The texts of the `format!`s between brackets, and those that may stand in the place of one: the arms of a `match` or an `if`.
+    /// Texts that a `format!` puts in are no messages.
+    fn formats(&self, open: usize, close: usize) -> Vec<String> {
+        let (mut formats, mut others) = (Vec::new(), Vec::new());
+        let mut at = open + 1;
+        while at < close {
+            match &self.tokens[at] {
+                token if token.is("format") && self.tokens.get(at + 2) == Some(&Token::Mark('(')) => {
+                    let end = self.closing(at + 2);
+                    formats.extend(self.texts(at + 2, end.min(close)).into_iter().next());
+                    at = end;
+                }
+                // A separator or the like is no message.
+                Token::Text(text) if text.split(' ').count() > 3 => others.push(text.clone()),
+                _ => {}
+            }
+            at += 1;
+        }
+        if !formats.is_empty() {
+            formats.append(&mut others);
+        }
+        formats
+    }
+
     /// The texts of an argument between brackets: itself, or the constants and variables that it names.
     fn argument(&self, open: usize, constants: &BTreeMap<String, String>) -> Vec<String> {
         let close = self.closing(open);
         let texts = self.texts(open, close);
-        let is_format = self.tokens[open + 1..close].iter().any(|token| token.is("format"));
-        if is_format && !texts.is_empty() {
-            return vec![texts[0].clone()];
+        let formats = self.formats(open, close);
+        if !formats.is_empty() {
+            return formats;
         }
         let words = self.tokens[open + 1..close].iter().filter_map(|token| match token {
             Token::Word(word) => Some(word),
@@ -121,7 +145,14 @@ impl Source {
         for at in 0..self.tokens.len() {
             let Some(open) = self.message_at(at) else { continue };
             let hints = self.hints(at, open, constants);
-            for text in self.argument(open, constants).into_iter().flat_map(|text| self.filled(&text, at)) {
+            let mut texts = self.argument(open, constants);
+            if texts.is_empty()
+                && let [Token::Word(name), Token::Mark(',' | ')'), ..] = &self.tokens[open + 1..]
+            {
+                // Perhaps a parameter, which callers give a text.
+                texts.push(format!("{{{name}}}"));
+            }
+            for text in texts.into_iter().flat_map(|text| self.filled(&text, at)) {
                 let text = shown(&text, constants);
                 // Less is a word to the next function, which makes a message of it.
                 let words = text.split(' ').filter(|word| word.chars().any(char::is_alphabetic)).count();
