@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use crate::images::{ImageTree, pack};
-use crate::release::dnf_rootfs;
+use crate::release::{dnf_rootfs, make_once};
 use crate::{Cluster, User, run_tool};
 
 /// A package of Debian's kind as many are: a program, files with owners, and a script that makes a user and a device.
@@ -25,13 +25,25 @@ fn debian_package() -> Result<Vec<u8>> {
     std::fs::read(file).context("crew.deb")
 }
 
-/// Makes /shared/repository, with that package for apt.
+/// Debian's package of the time zones, from the mirror that this machine's apt knows; fetched once.
+fn time_zones() -> Result<Vec<u8>> {
+    let directory = make_once("tzdata", "tzdata", |directory| {
+        std::fs::create_dir(directory)?;
+        run_tool(Command::new("apt-get").args(["download", "tzdata"]).current_dir(directory)).map(drop)
+    })?;
+    let package =
+        std::fs::read_dir(directory)?.next().context("apt-get download tzdata has left no file")??;
+    Ok(std::fs::read(package.path())?)
+}
+
+/// Makes /shared/repository, with that package and the time zones for apt.
 pub fn share_repository(cluster: &Cluster) -> Result<()> {
     cluster.share("crew.deb", &debian_package()?)?;
+    cluster.share("tzdata.deb", &time_zones()?)?;
     let made = cluster.run_as_root(
-        "mkdir /shared/repository && cd /shared/repository && mv ../crew.deb . && \
-         { dpkg-deb -f crew.deb; echo Filename: ./crew.deb; echo Size: $(stat -c %s crew.deb); \
-         echo SHA256: $(sha256sum crew.deb | cut -d' ' -f1); } > Packages && chmod -R a+rX .",
+        "mkdir /shared/repository && cd /shared/repository && mv ../*.deb . && \
+         for file in *.deb; do dpkg-deb -f $file; echo Filename: ./$file; echo Size: $(stat -c %s $file); \
+         echo SHA256: $(sha256sum $file | cut -d' ' -f1); echo; done > Packages && chmod -R a+rX .",
     );
     ensure!(made.code == 0, "{}", made.text());
     Ok(())
