@@ -204,15 +204,16 @@ fn the_entrypoint_runs_once_on_a_node(release: Release) {
     assert_out(&cluster.run("ls /shared | grep -c marker"), 1, "0\n");
 }
 
-/// "SRC begins with `.` or `/` (rbind, destination created), or is `tmpfs`, or `umount` (DST is unmounted inside); spaces allowed;
-/// duplicates ignored; a missing absolute source: `source path does not exist: …`; a DST that leaves the root (`../home`): error
-/// `cross-device link`".
+/// "no DST: DST = SRC; flags joined by `+`"; "SRC begins with `.` or `/` (rbind, destination created), or is `tmpfs`, or `umount` (DST
+/// is unmounted inside)"; "spaces allowed; duplicates ignored"; "a missing absolute source: `source path does not exist: …`; invalid
+/// format"; "a DST that leaves the root (`../home`): error `cross-device link`".
 fn mounts_have_enroots_flags(release: Release) {
     let cluster = start(one_node(release, "pyxis-mounts"));
     cluster.run("mkdir -p 'a b' data; echo spaces > 'a b/f'; echo data > data/f");
     cluster.run_on("node1", User::Root, "touch /tmp/host");
     let line = |place: &str| format!("grep ' {place} ' /proc/self/mountinfo");
     for (mounts, program, expected) in [
+        ("/shared", "ls /shared/i.sqsh", "/shared/i.sqsh\n"),
         ("'/home/alice/a b:/c d'", "cat '/c d/f'", "spaces\n"),
         ("'a b:/c d,a b:/c d'", "cat '/c d/f'", "spaces\n"),
         ("./data:/m:x-create=dir", "cat /m/f", "data\n"),
@@ -285,8 +286,8 @@ fn mounts_have_enroots_flags(release: Release) {
     }
 }
 
-/// "argument required; empty; `unknown namespace '…'`"; "with unshare=ipc /dev, /dev/shm and /dev/mqueue are its own; with
-/// unshare=net the loopback is up and the rest is `Network is unreachable`; sethostname works with uts and remap-root".
+/// "argument required; empty; `unknown namespace '…'`"; "with unshare=ipc /dev, /dev/shm and /dev/mqueue are its own"; "with
+/// unshare=net the loopback is up and the rest is `Network is unreachable`"; "sethostname works with uts and remap-root".
 fn namespaces_of_its_own(release: Release) {
     let cluster = start(one_node(release, "pyxis-unshare"));
     let net = srun(
@@ -457,7 +458,8 @@ fn an_entrypoint_that_does_not_end_is_named_and_can_be_cancelled() {
     assert_out(&cluster.run("ls /shared | grep -c marker"), 1, "0\n");
 }
 
-/// "where mizzen differs on purpose, docs say so, and `compatible = "pyxis"` switches over."
+/// "where mizzen differs on purpose, docs say so, and `compatible = "pyxis"` switches over"; so "PATH if it begins with
+/// `.` or `/`; else `docker://` is put in front unless it has `docker://` or `dockerd://`".
 #[test]
 fn a_site_can_have_its_defaults() {
     let toml = "compatible = \"pyxis\"\nimport = \"never\"\n".to_owned();
