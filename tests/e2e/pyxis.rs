@@ -361,6 +361,14 @@ fn accounts_and_homes(release: Release) {
         "sh -c 'cp /etc/passwd /etc/new && echo eve:x:7:7::/:/bin/sh >> /etc/new && mv /etc/new /etc/passwd && id -un && id -u eve'",
     );
     assert_out(&replaced, 0, "alice\n7\n");
+    // As the package of the time zones does it, in an image that has a file there.
+    let tree = ImageTree::busybox().unwrap();
+    tree.file("etc/localtime", "of the image\n").unwrap();
+    cluster.share("zone.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    cluster.run_on("node1", User::Root, "rm -f /etc/localtime; echo of the node > /etc/localtime");
+    let zone = "sh -c 'cat /etc/localtime; ln -s /usr/share/zoneinfo/UTC /etc/new && mv -f /etc/new /etc/localtime && readlink /etc/localtime'";
+    let relinked = cluster.run(&format!("srun --container-image=/shared/zone.sqsh {writable} {zone}"));
+    assert_out(&relinked, 0, "of the node\n/usr/share/zoneinfo/UTC\n");
     let refused = srun(&cluster, "", "sh -c 'echo >> /etc/passwd'");
     assert!(refused.code != 0 && refused.stderr.contains("Read-only file system"), "{}", refused.text());
 }
