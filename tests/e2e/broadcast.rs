@@ -237,6 +237,22 @@ fn what_goes_wrong_on_the_way_is_made_good() {
     );
 }
 
+/// Slurm calls the plugin for one component, and all of them share srun's environment.
+#[test]
+fn components_copy_the_image_themselves() {
+    for release in [Release::Slurm22_05, Release::Slurm24_11] {
+        let cluster = cluster(release);
+        let part = "-N1 --container=/shared/big.sqsh --container-stage=bcast cat /image";
+        let run = cluster.run(&format!("srun {part} : {part}"));
+        assert_eq!((run.code, run.stdout.as_str()), (0, "a\na\n"), "{release}: {}", run.text());
+        let message =
+            "every node copies the image itself: the components of a heterogeneous job get no broadcast";
+        assert_eq!(run.stderr.matches(message).count(), 1, "{release}: {}", run.text());
+        assert!(!run.stderr.contains("error"), "{release}: {}", run.text());
+        assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
+    }
+}
+
 #[test]
 fn only_srun_can_send() {
     let cluster = with_images(Spec { nodes: 1, ..Cluster::spec("broadcast-by-hand") });

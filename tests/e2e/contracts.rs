@@ -1,174 +1,64 @@
-//! What scripts for other programs rely on, row by row: which test tries it, and the tests of the rows that have no other place.
-//! A row is quoted as it was read in the other program's sources or documents.
+//! What scripts for other programs rely on: `contracts.md` has it row by row, with the tests that prove it. Here are those of the rows
+//! that have no other place.
 
 use mizzen_tests::check::{assert_failed, assert_out, assert_told, one_node, with_images};
 use mizzen_tests::images::{ImageTree, sif};
 use mizzen_tests::registry::{Layout, LocalRegistry};
 use mizzen_tests::{Cluster, Release, Spec, User};
 
-/// What is quoted, and the test that tries it: its file, and its name there.
-const ROWS: &[(&str, &str, &str)] = &[
-    // Options of pyxis.
-    ("Every option has a variable `PYXIS_CONTAINER_…`", "pyxis", "variables_stand_for_options"),
-    ("other values are ignored", "pyxis", "variables_stand_for_options"),
-    ("An option given twice with different values is an error", "contracts", "options_of_pyxis"),
-    ("PATH if it begins with `.` or `/`; else `docker://` is put in front", "contracts", "options_of_pyxis"),
-    (
-        "SRC begins with `.` or `/` (rbind, destination created), or is `tmpfs`",
-        "pyxis",
-        "mounts_have_enroots_flags",
-    ),
-    ("chdir inside; `../` ends in `/`", "contracts", "options_of_pyxis"),
-    (
-        "auto: running, join; existing, reuse its files; else create from the image",
-        "named",
-        "enters_what_runs",
-    ),
-    ("create: must not exist", "named", "every_flag_has_its_meaning"),
-    ("exec: must run", "named", "every_flag_has_its_meaning"),
-    ("no_exec: never join", "named", "every_flag_has_its_meaning"),
-    ("Without image and not existing:", "named", "every_flag_has_its_meaning"),
-    (
-        "Errors: empty name; name with `/`; flag must be one of the four",
-        "named",
-        "every_flag_has_its_meaning",
-    ),
-    (
-        "An unnamed container of a running step can be joined by the name `JOB.STEP`",
-        "named",
-        "every_flag_has_its_meaning",
-    ),
-    (
-        "squashfs of the container's root, by the last local task at its end",
-        "save",
-        "saves_what_a_container_has_become",
-    ),
-    ("target is a directory: error", "save", "what_cannot_be_saved_is_told_before"),
-    ("home (or /root when remapped)", "pyxis", "accounts_and_homes"),
-    ("uid_map `0 UID 1` or `UID UID 1`", "pyxis", "accounts_and_homes"),
-    ("Both given: error", "contracts", "options_of_pyxis"),
-    ("the image's entrypoint, once per node before the tasks", "pyxis", "the_entrypoint_runs_once_on_a_node"),
-    ("its output goes to the user", "pyxis", "the_entrypoint_runs_once_on_a_node"),
-    (
-        "`--container-writable`, `--container-readonly` | | read-only | both: error",
-        "contracts",
-        "options_of_pyxis",
-    ),
-    (
-        "the host's value wins over the image's, for the entrypoint too",
-        "pyxis",
-        "variables_of_the_host_and_of_pytorch",
-    ),
-    ("argument required; empty; `unknown namespace '…'`", "pyxis", "namespaces_of_its_own"),
-    ("requested but the container is not in a separate network namespace", "contracts", "options_of_pyxis"),
-    ("Without image and name, every other option is only named as ignored", "contracts", "options_of_pyxis"),
-    // What its scripts see.
-    (
-        "`PATH`, `LD_LIBRARY_PATH`, `LD_PRELOAD` are never the host's",
-        "contracts",
-        "what_scripts_of_pyxis_see",
-    ),
-    (
-        "`LANG`, `LANGUAGE`, `LC_ALL` are unset unless named in --container-env",
-        "pyxis",
-        "variables_of_the_host_and_of_pytorch",
-    ),
-    ("`RANK=$SLURM_PROCID`, `LOCAL_RANK=$SLURM_LOCALID`", "pyxis", "variables_of_the_host_and_of_pytorch"),
-    (
-        "PMIX_SERVER_TMPDIR is mounted and PMIX_MCA_psec/gds follow the server's",
-        "contracts",
-        "what_scripts_of_pyxis_see",
-    ),
-    ("the batch script in slurmd's spool is visible", "contracts", "what_scripts_of_pyxis_see"),
-    ("a named container keeps what was written between steps", "named", "keeps_what_steps_write"),
-    ("a reused named container prints nothing extra", "named", "keeps_what_steps_write"),
-    ("with unshare=ipc /dev, /dev/shm and /dev/mqueue are its own", "pyxis", "namespaces_of_its_own"),
-    ("sethostname works with uts and remap-root", "pyxis", "namespaces_of_its_own"),
-    (
-        "Seccomp shows a filter in /proc/self/status with and without remap-root",
-        "contracts",
-        "what_scripts_of_pyxis_see",
-    ),
-    ("`container_scope=global|job`", "named", "containers_of_a_job_go_with_it"),
-    ("plugstack keys: `runtime_path`, `execute_entrypoint`", "contracts", "keys_of_pyxis_in_plugstack"),
-    // Commands of enroot.
-    ("`import -o F docker://[USER@][REGISTRY#]IMAGE[:TAG]`", "enroot", "images_are_imported"),
-    ("credentials in `$ENROOT_CONFIG_PATH/.credentials`", "enroot", "images_are_imported"),
-    (
-        "`create -n NAME F`, `start [--rw] [--root] [-m SRC:DST] [-e K=V] NAME|F [CMD]`",
-        "enroot",
-        "containers_are_made_started_entered_saved_and_removed",
-    ),
-    // Environment files.
-    ("`base_environment` | string or array |", "environment_files", "every_key_has_its_effect"),
-    ("`image` | string | required, perhaps from a parent", "environment_files", "every_key_has_its_effect"),
-    ("`workdir` | string | the image's", "environment_files", "every_key_has_its_effect"),
-    ("`entrypoint` | bool | true", "environment_files", "every_key_has_its_effect"),
-    ("`writable` | bool | true", "environment_files", "every_key_has_its_effect"),
-    ("`mounts` | array of `SRC[:DST[:FLAGS]]`", "environment_files", "every_key_has_its_effect"),
-    ("`devices` | array | CDI names or device paths", "environment_files", "every_key_has_its_effect"),
-    ("`[env]` | table | sets;", "environment_files", "every_key_has_its_effect"),
-    ("`[annotations]` | table, dotted or nested", "environment_files", "every_key_has_its_effect"),
-    (
-        "A value that begins with `.` or `/` or ends in `.toml` is a path",
-        "environment_files",
-        "a_file_names_a_container_in_every_way",
-    ),
-    (
-        "`${VAR}`, `${VAR:-default}`, `$$`; an undefined variable is an error",
-        "environment_files",
-        "every_key_has_its_effect",
-    ),
-    (
-        "Options `--environment=NAME` (CSCS today) and `--edf=NAME` (sarus-suite)",
-        "environment_files",
-        "a_file_names_a_container_in_every_way",
-    ),
-    // Singularity, Charliecloud, udocker.
-    (
-        "`singularity pull docker://tensorflow/tensorflow`, `pull -F out.sif`, `sregistry pull nvidia://tensorflow:17.11`",
-        "contracts",
-        "images_are_pulled",
-    ),
-    (
-        "`singularity exec [-B src:dst[:ro]] [--nv] [--pwd d] [-e] [-C] img cmd`, `run`, `shell`; `--fakeroot`, `--writable-tmpfs`, `--overlay`",
-        "contracts",
-        "what_singularity_and_apptainer_do",
-    ),
-    (
-        "`mpirun -np 4 singularity exec centos_ompi.img /usr/bin/mpi_ring`",
-        "mpirun",
-        "ranks_on_two_nodes_compute_together",
-    ),
-    (
-        "`ch-convert img dir`, `ch-run [-w] [-b src:dst] [--set-env] img -- cmd`",
-        "contracts",
-        "what_charliecloud_does",
-    ),
-    (
-        "`mpiexec -n $SLURM_NTASKS -ppn $SLURM_NTASKS_PER_NODE ch-run -b",
-        "mpirun",
-        "mpich_finds_its_process_manager",
-    ),
-    (
-        "`udocker pull`, `create --name=`, `setup --nvidia`, `run --env= --hostenv --hostauth --user= -v src:dst name cmd`",
-        "contracts",
-        "what_udocker_does",
-    ),
-];
+/// A row of `contracts.md`: what scripts expect, and the tests that prove it.
+struct Row {
+    expected: String,
+    proofs: Vec<String>,
+}
+
+fn rows() -> Vec<Row> {
+    let page = std::fs::read_to_string(mizzen_tests::repository().join("tests/e2e/contracts.md")).unwrap();
+    let lines = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let cells = lines.map(|line| line.replace("\\|", "\0"));
+    let cells = cells.map(|line| line.split(" | ").map(|cell| cell.replace('\0', "|")).collect::<Vec<_>>());
+    let rows = cells.filter(|cells| cells.last().is_some_and(|last| last != "proved by"));
+    rows.map(|mut cells| {
+        let proofs = cells.pop().unwrap();
+        let proofs = proofs.split(", ").map(|proof| proof.trim_matches('`').to_owned()).collect();
+        Row { expected: cells.pop().unwrap(), proofs }
+    })
+    .collect()
+}
+
+/// The comments of a test, those above it and those in it, and whether it is one that is run.
+fn comments_of(text: &str, test: &str) -> Option<(String, bool)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let head = lines.iter().position(|line| line.trim_start().starts_with(&format!("fn {test}(")))?;
+    let indent = &lines[head][..lines[head].len() - lines[head].trim_start().len()];
+    let above = lines[..head].iter().rev();
+    let above = above.take_while(|line| ["///", "#["].iter().any(|sign| line.trim_start().starts_with(sign)));
+    let first = head - above.count();
+    let last = head + lines[head..].iter().position(|line| *line == format!("{indent}}}"))?;
+    // By itself, or for several releases by a macro that has its name.
+    let is_run = lines[first..head].iter().any(|line| line.trim() == "#[test]")
+        || text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| *word == test).count() > 1;
+    let comments = lines[first..last].iter().filter_map(|line| line.trim_start().strip_prefix("//"));
+    let comments: Vec<&str> = comments.map(|line| line.trim_start_matches('/').trim()).collect();
+    Some((comments.join(" "), is_run))
+}
 
 #[test]
 fn every_row_is_quoted_where_it_is_tried() {
-    for (quote, file, test) in ROWS {
-        let path = mizzen_tests::repository().join(format!("tests/e2e/{file}.rs"));
-        let text = std::fs::read_to_string(path).unwrap();
-        assert!(text.contains(&format!("fn {test}(")), "{file}: no test {test}");
-        // Beside this table, where the row is tried here.
-        let comments: Vec<&str> =
-            text.lines().filter_map(|line| line.trim_start().strip_prefix("//")).collect();
-        let comments =
-            comments.iter().map(|line| line.trim_start_matches('/').trim()).collect::<Vec<_>>().join(" ");
-        assert!(comments.contains(quote), "{file}: {test} does not quote: {quote}");
+    let rows = rows();
+    assert!(rows.len() > 60, "only {} rows: has the page another form?", rows.len());
+    for Row { expected, proofs } in rows {
+        for proof in proofs {
+            let (place, test) =
+                proof.rsplit_once("::").unwrap_or_else(|| panic!("no test proves: {expected}"));
+            let file =
+                if place.ends_with(".rs") { place.to_owned() } else { format!("tests/e2e/{place}.rs") };
+            let text = std::fs::read_to_string(mizzen_tests::repository().join(&file));
+            let text = text.unwrap_or_else(|error| panic!("{file}: {error}"));
+            let Some((comments, is_run)) = comments_of(&text, test) else { panic!("{file}: no test {test}") };
+            assert!(is_run, "{file}: {test} is no test");
+            assert!(comments.contains(&expected), "{file}: {test} does not quote: {expected}\n{comments}");
+        }
     }
 }
 
@@ -190,8 +80,8 @@ fn options_of_pyxis() {
         let cluster = start(release, "contract-options", "import = \"never\"\n");
         let srun = |options: &str, program: &str| cluster.run(&format!("srun -Q {options} {program}"));
         let image = "--container-image=/shared/a.sqsh";
-        // "PATH if it begins with `.` or `/`; else `docker://` is put in front unless it has `docker://` or `dockerd://`. Errors:
-        // argument required": the bare name of a file is one here, unless the site wants pyxis's ways (pyxis.rs).
+        // "PATH if it begins with `.` or `/`; else `docker://` is put in front unless it has `docker://` or `dockerd://`": the bare
+        // name of a file is one here, unless the site wants pyxis's ways (pyxis.rs).
         cluster.run("cp /shared/b.sqsh .");
         for name in ["./b.sqsh", "/home/alice/b.sqsh", "b.sqsh"] {
             assert_out(&srun(&format!("--container-image={name}"), "cat /image"), 0, "b\n");
@@ -209,9 +99,17 @@ fn options_of_pyxis() {
             "dockerd://mine:1: cannot fetch images from dockerd://",
             "docker save mine:1 | mizzen import -o FILE -",
         );
+        // "Errors: argument required; specified multiple times": the latter is no error here.
         assert_failed(&srun("--container-image=", "touch /shared/marker"), 1, "--container-image: ");
+        let nothing = srun("--container-image", "");
+        assert!(nothing.code != 0, "{}", nothing.text());
+        assert!(
+            nothing.stderr.contains("option '--container-image' requires an argument"),
+            "{}",
+            nothing.text()
+        );
         // "An option given twice with different values is an error": here the last one holds, as for Slurm's own options, and so
-        // it is where pyxis says "Both given: error"; "`--container-writable`, `--container-readonly` | | read-only | both: error".
+        // it is where pyxis says "Both given: error" and "read-only by default; both: error".
         assert_out(&srun(&format!("--container-image=/shared/b.sqsh {image}"), "cat /image"), 0, "a\n");
         let write = "sh -c 'touch /x 2>/dev/null && echo yes || echo no'";
         assert_out(&srun(image, write), 0, "no\n");
@@ -228,10 +126,12 @@ fn options_of_pyxis() {
             1,
             "0\n",
         );
-        // "chdir inside; `../` ends in `/`": from the directory of submission, as every relative path, unless the site wants
+        // "chdir inside; `../` ends in `/`; a missing one: `No such file or directory`": from the directory of submission, as every relative path, unless the site wants
         // pyxis's ways (pyxis_cases.rs).
         assert_out(&srun(&format!("{image} --container-workdir=/etc/../var"), "pwd"), 0, "/var\n");
         assert_out(&srun(&format!("{image} --container-workdir=../"), "pwd"), 0, "/home\n");
+        let missing = srun(&format!("{image} --container-workdir=/none"), "touch /shared/marker");
+        assert_failed(&missing, 125, "--container-workdir: cannot start in /none: No such file or directory");
         // "joining a container without it: `requested but the container is not in a separate network namespace` (IPC, UTS likewise)"
         let joined = cluster.run(
             "salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; srun -Q --overlap --container-image=/shared/a.sqsh --container-name=x sleep 3 & sleep 1.5; \
@@ -248,8 +148,18 @@ fn options_of_pyxis() {
         for option in [
             "--container-mounts=/shared:/m",
             "--container-workdir=/",
-            "--container-writable",
             "--container-save=x",
+            "--container-mount-home",
+            "--no-container-mount-home",
+            "--container-remap-root",
+            "--no-container-remap-root",
+            "--container-entrypoint",
+            "--no-container-entrypoint",
+            "--container-entrypoint-log",
+            "--container-writable",
+            "--container-readonly",
+            "--container-env=PATH",
+            "--container-unshare=net",
         ] {
             let refused = srun(option, "touch /shared/marker");
             assert_eq!(refused.code, 1, "{option}: {}", refused.text());
@@ -274,7 +184,7 @@ fn what_scripts_of_pyxis_see() {
         // "PMIX_SERVER_TMPDIR is mounted and PMIX_MCA_psec/gds follow the server's": these with pyxis's defaults alone, as a library
         // looks at the server's own variables.
         let pmix = cluster.run(&format!(
-            "srun -Q --mpi=pmix {image} sh -c 'ls -d $PMIX_SERVER_TMPDIR | wc -l; [ \"$PMIX_MCA_psec\" = \"$PMIX_SECURITY_MODE\" ] && \
+            "srun -Q --mpi=pmix {image} sh -c '[ -n \"$PMIX_SERVER_TMPDIR\" ] && grep -c \" ${{PMIX_SERVER_TMPDIR%/}} \" /proc/self/mountinfo; [ \"$PMIX_MCA_psec\" = \"$PMIX_SECURITY_MODE\" ] && \
              [ \"$PMIX_MCA_gds\" = \"$PMIX_GDS_MODULE\" ] && [ -n \"$PMIX_GDS_MODULE$PMIX_SECURITY_MODE\" ] && echo follow'"
         ));
         assert_out(&pmix, 0, "1\nfollow\n");
@@ -291,14 +201,21 @@ fn what_scripts_of_pyxis_see() {
     }
 }
 
-/// "plugstack keys: `runtime_path`, `execute_entrypoint`, `container_scope=global|job` (global), `sbatch_support`, `importer`,
+/// "keys: `runtime_path`, `execute_entrypoint`, `container_scope=global|job` (global), `sbatch_support`, `importer`,
 /// `use_squashfuse`, `use_enroot_load`": what they say is said in mizzen.toml, and who copies them is told.
 #[test]
 fn keys_of_pyxis_in_plugstack() {
     let plugin = format!("required {} ", mizzen_tests::spec::PLUGIN);
     let cluster = with_images(one_node(Release::Slurm24_11, "contract-plugstack"));
-    for key in ["runtime_path=/run/pyxis", "execute_entrypoint=1", "container_scope=job", "use_squashfuse=1"]
-    {
+    for key in [
+        "runtime_path=/run/pyxis",
+        "execute_entrypoint=1",
+        "container_scope=job",
+        "sbatch_support=0",
+        "importer=/usr/bin/importer",
+        "use_squashfuse=1",
+        "use_enroot_load=1",
+    ] {
         cluster.set_plugstack(&[&format!("{plugin}{key}")]).unwrap();
         let refused = cluster.run("srun -Q --container-image=/shared/a.sqsh touch /shared/marker");
         assert_eq!(refused.code, 1, "{key}: {}", refused.text());
@@ -440,9 +357,25 @@ fn what_charliecloud_does() {
 /// "`udocker pull`, `create --name=`, `setup --nvidia`, `run --env= --hostenv --hostauth --user= -v src:dst name cmd`"
 #[test]
 fn what_udocker_does() {
-    let cluster = start(Release::Slurm24_11, "contract-udocker", "");
+    let layout = Layout::new().unwrap();
+    let base = ImageTree::busybox().unwrap();
+    base.file("version", "one\n").unwrap();
+    layout.image("one", &[&base], &[]).unwrap();
+    let registry = LocalRegistry::start().unwrap();
+    registry.push(&layout, "one", "lab/app:1", &[]).unwrap();
+    let plain = "[registries.\"ctl:5000\"]\nplain_http = true\n";
+    let cluster = start(Release::Slurm24_11, "contract-udocker", plain);
+    let _open = registry.serve_on(&cluster, 5000, None).unwrap();
     let run = |script: &str| cluster.run_on("node1", User::Alice, script);
     for (script, printed) in [
+        // pull, and create of what was pulled
+        (
+            "mizzen import -q docker://ctl:5000/lab/app:1 >/dev/null && mizzen run --name=pulled docker://ctl:5000/lab/app:1 cat /version; \
+             mizzen containers remove pulled",
+            "one\npulled: removed\n",
+        ),
+        // setup --nvidia: the node's driver is there by itself, and there is nothing to set up where there is none
+        ("mizzen run --gpu=auto /shared/a.sqsh cat /image 2>&1", "a\n"),
         // create --name=u img; run u cmd
         (
             "mizzen run --name=u /shared/a.sqsh true; mizzen run --name=u - sh -c 'cat /image; echo kept > /kept'; mizzen run --name=u - cat /kept",

@@ -3,7 +3,7 @@
 use mizzen_tests::check::{assert_failed, assert_out, assert_told, one_node};
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::registry::{Layout, LocalRegistry};
-use mizzen_tests::{Cluster, Output, Release, Spec, User};
+use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
 /// As alice with the command in her path, on the node: named containers need a disk that is no overlay, which only it has.
 fn enroot(cluster: &Cluster, script: &str) -> Output {
@@ -26,7 +26,7 @@ fn start(release: Release, name: &str, registries: &str) -> Cluster {
     cluster
 }
 
-/// "`import -o F docker://[USER@][REGISTRY#]IMAGE[:TAG]`"
+/// "`import -o F docker://[USER@][REGISTRY#]IMAGE[:TAG]` (also `dockerd://`)": the latter is refused with what to do instead.
 #[test]
 fn images_are_imported() {
     let layout = Layout::new().unwrap();
@@ -47,10 +47,11 @@ fn images_are_imported() {
     );
     assert_out(&imported, 0, "one\nyes yes\n");
     assert_failed(&enroot(&cluster, "enroot import -o app.sqsh docker://ctl:5000#lab/app:1"), 1, "app.sqsh");
-    // "credentials in `$ENROOT_CONFIG_PATH/.credentials`", and enroot's own name for the file.
+    // "credentials in `$ENROOT_CONFIG_PATH/.credentials` (netrc: `machine HOST login USER password SECRET`)", and enroot's own name for
+    // the file that is imported.
     let imported = enroot(
         &cluster,
-        "mkdir conf; echo machine ctl login alice password secret > conf/.credentials; chmod 600 conf/.credentials; \
+        "mkdir conf; printf '# of the lab\\nmachine nvcr.io login $oauthtoken password other\\nmachine ctl\\n  login alice\\n  password secret\\n' > conf/.credentials; chmod 600 conf/.credentials; \
          ENROOT_CONFIG_PATH=$PWD/conf enroot import docker://alice@ctl:5001#lab/app:1 > /dev/null && ls *+*",
     );
     assert_out(&imported, 0, "lab+app+1.sqsh\n");
@@ -144,6 +145,31 @@ fn containers_are_made_started_entered_saved_and_removed() {
     assert_out(&gone, 0, "125\n");
     assert_failed(&gone, 0, "mizzen: /home/alice/b.sqsh: No such file or directory");
     assert_out(&run("enroot remove -f dev a; enroot list -f"), 0, "NAME                      PID COMM\n");
+}
+
+on_every_release!(steps_have_its_words);
+
+/// What depends on the release: the containers are the user's on the node, whatever job has made them, and those of a step have names.
+fn steps_have_its_words(release: Release) {
+    let cluster = start(release, "enroot-steps", "");
+    let run = |script: &str| enroot(&cluster, script);
+    let step = |script: &str| run(&format!("srun -Q {script}"));
+    assert_out(&step("enroot create -n dev /shared/a.sqsh"), 0, "");
+    assert_out(
+        &step("enroot start --root --rw dev sh -c 'id -u; echo kept > /kept; cat /image'"),
+        0,
+        "0\na\n",
+    );
+    assert_out(&step("enroot list"), 0, "dev\n");
+    assert_out(&run("enroot start dev cat /kept"), 0, "kept\n");
+    let named = run(
+        "salloc -Q bash -c 'srun -Q --container-image=/shared/a.sqsh --container-name=mine touch /made; \
+         srun -Q enroot list | sed s/_${SLURM_JOB_ID}_/_JOB_/; srun -Q enroot export -o mine.sqsh pyxis_${SLURM_JOB_ID}_mine; \
+         srun -Q --container-image=./mine.sqsh ls /made'",
+    );
+    assert_out(&named, 0, "dev\npyxis_JOB_mine\n/made\n");
+    assert_out(&step("enroot remove -f dev"), 0, "");
+    assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
 }
 
 /// They are not the job's, and stay when it has ended.

@@ -6,6 +6,7 @@ use mizzen_tests::check::{
 };
 use mizzen_tests::images::ImageTree;
 use mizzen_tests::jobs::{BOTH, Job, assert_jobs, without_mizzen};
+use mizzen_tests::registry::{Layout, LocalRegistry};
 use mizzen_tests::{Cluster, Release, Spec, User, on_every_release};
 
 on_every_release!(a_file_names_a_container_in_every_way, what_is_submitted_is_what_runs);
@@ -163,8 +164,8 @@ fn every_key_has_its_effect(release: Release) {
     let srun = |text: &str, program: &str| srun_with("", text, program);
     let oci = "image = \"/shared/oci.sqsh\"\n";
 
-    // "`base_environment` | string or array | parents, in order, at most 10 levels; scalars overwrite, `mounts` and `devices` append,
-    // `env` and `annotations` merge"
+    // "string or array; parents, in order, at most 10 levels; scalars overwrite"; "`mounts` and `devices` append, `env` and
+    // `annotations` merge". (The levels are counted in a unit test.)
     write_for_site(
         &cluster,
         "base",
@@ -183,29 +184,44 @@ fn every_key_has_its_effect(release: Release) {
     let shown = srun(merged, "sh -c 'pwd; cat /base/file /own/file; echo $A $X $Y'");
     assert_out(&shown, 0, "/usr\ndata\ndata\nown second third\n");
 
-    // "`image` | string | required, perhaps from a parent | `[USER@][REGISTRY#]IMAGE[:TAG]` or a squashfs path"
+    let parent =
+        "devices = [\"/dev/card9\"]\n[annotations]\ncom.hooks.cxi.enabled = \"true\"\ncom.of_parent = \"1\"";
+    write(&cluster, "fourth.toml", parent);
+    let appended = format!(
+        "base_environment = './fourth.toml'\n{oci}devices = [\"vendor.com/card=0\"]\n[annotations]\ncom.of_child = \"1\""
+    );
+    let fabric = || cluster.slurmd_log("node1").matches("fabric=host").count();
+    let before = fabric();
+    let shown = srun(&appended, "sh -c 'head -c 3 /dev/card9 | wc -c; echo $CARD'");
+    assert_out(&shown, 0, "3\nzero\n");
+    assert_eq!(fabric(), before + 1);
+    for name in ["com.of_parent", "com.of_child"] {
+        assert_failed(&shown, 0, &format!("the annotation {name} is not known here and has no effect\n"));
+    }
+
+    // "string; required, perhaps from a parent; `[USER@][REGISTRY#]IMAGE[:TAG]` or a squashfs path"
     let missing = srun("image = \"./b.sqsh\"", "cat /image");
     assert_failed(&missing, 1, "e.toml:1: image: no such image; tried /home/alice/b.sqsh");
     cluster.run("cp /shared/b.sqsh .");
     assert_out(&srun("image = \"./b.sqsh\"", "cat /image"), 0, "b\n");
     assert_out(&srun("image = \"b.sqsh\"", "cat /image"), 0, "b\n");
 
-    // "`workdir` | string | the image's"
+    // "string; the image's by default"
     assert_out(&srun(oci, "pwd"), 0, "/var\n");
     assert_out(&srun(&format!("{oci}workdir = \"/etc\""), "pwd"), 0, "/etc\n");
     assert_out(&srun("image = \"/shared/a.sqsh\"", "pwd"), 0, "/\n");
 
-    // "`entrypoint` | bool | true"
+    // "bool; true by default"
     assert_out(&srun(oci, "ls /entered"), 0, "/entered\n");
     assert_out(&srun(&format!("{oci}entrypoint = false"), "sh -c 'ls /entered || echo not'"), 0, "not\n");
 
-    // "`writable` | bool | true"
+    // "bool; true by default too"
     assert_out(&srun(oci, "sh -c 'echo x > /x; cat /x'"), 0, "x\n");
     assert_out(&srun(&format!("{oci}writable = true"), "sh -c 'echo x > /x; cat /x'"), 0, "x\n");
     let read_only = srun(&format!("{oci}writable = false\nentrypoint = false"), "touch /x");
     assert_failed(&read_only, 1, "Read-only file system");
 
-    // "`mounts` | array of `SRC[:DST[:FLAGS]]` | flags by `+` (also `,`); `sqsh`: SRC is a squashfs file to be mounted"
+    // "array of `SRC[:DST[:FLAGS]]`; flags by `+` (also `,`); `sqsh`: SRC is a squashfs file to be mounted"
     let mounts = format!(
         "{oci}mounts = [\"/shared/data\", \"/shared/data:/ro:ro,noexec\", \"/shared/data:/rw:rw+rbind\", \"/shared/b.sqsh:/sq:sqsh\", \
          \"/shared/b.sqsh:/sq2:ro,sqsh\", \"tmpfs:/t\"]"
@@ -216,12 +232,12 @@ fn every_key_has_its_effect(release: Release) {
     );
     assert_out(&shown, 0, "data\ndata\ndata\nb\nb\nro\nrw\n");
 
-    // "`devices` | array | CDI names or device paths"
+    // "array; CDI names or device paths"
     let both = format!("{oci}devices = [\"/dev/card9\", \"vendor.com/card=0\"]");
     assert_out(&srun(&both, "sh -c 'head -c 3 /dev/card9 | wc -c; echo $CARD'"), 0, "3\nzero\n");
     assert_out(&srun(oci, "sh -c 'ls /dev/card9 2>/dev/null; echo -$CARD-'"), 0, "--\n");
 
-    // "`[env]` | table | sets; \"\" unsets; EDF over image over host"
+    // "table; sets; "" unsets; EDF over image over host"
     let env = format!("{oci}[env]\nA = \"file, and ${{WHO}}\"\nB = \"\"\nD = \"\"\nE = \"file\"");
     let shown = srun_with(
         "WHO=me A=host C=host D=host E=host F=host",
@@ -230,7 +246,7 @@ fn every_key_has_its_effect(release: Release) {
     );
     assert_out(&shown, 1, "file, and me/image/file/host\n0\n");
 
-    // "`[annotations]` | table, dotted or nested"
+    // "table, dotted or nested"
     for annotations in [
         "[annotations]\ncom.hooks.cxi.enabled = \"true\"",
         "[annotations.com.hooks.cxi]\nenabled = \"true\"",
@@ -241,10 +257,12 @@ fn every_key_has_its_effect(release: Release) {
         assert_eq!((quiet.code, quiet.stderr.as_str()), (0, ""), "{annotations}");
         assert_eq!(cluster.slurmd_log("node1").matches("fabric=host").count(), before + 1, "{annotations}");
     }
+    // "`com.hooks.cxi.enabled`, `com.hooks.aws_ofi_nccl.enabled/.variant`, `com.hooks.ssh.enabled/.authorize_ssh_key/.port`,
+    // `com.hooks.nvidia_cuda_mps.enabled`"
     let noted = srun(
         &format!(
             "{oci}[annotations]\ncom.hooks.aws_ofi_nccl.enabled = \"true\"\ncom.hooks.aws_ofi_nccl.variant = \"cuda12\"\n\
-             com.hooks.ssh.enabled = \"true\"\ncom.hooks.ssh.port = \"15263\"\n\
+             com.hooks.ssh.enabled = \"true\"\ncom.hooks.ssh.port = \"15263\"\ncom.hooks.ssh.authorize_ssh_key = \"/home/alice/key.pub\"\n\
              com.hooks.nvidia_cuda_mps.enabled = \"true\"\ncom.unknown = \"1\""
         ),
         "true",
@@ -253,8 +271,8 @@ fn every_key_has_its_effect(release: Release) {
     for (line, note) in [
         (3, "com.hooks.aws_ofi_nccl: the node's libfabric is used;"),
         (5, "com.hooks.ssh: has no effect: mizzen starts no server;"),
-        (7, "com.hooks.nvidia_cuda_mps: has no effect:"),
-        (8, "the annotation com.unknown is not known here and has no effect\n"),
+        (8, "com.hooks.nvidia_cuda_mps: has no effect:"),
+        (9, "the annotation com.unknown is not known here and has no effect\n"),
     ] {
         assert_failed(&noted, 0, &format!("mizzen: note: /home/alice/.edf/e.toml:{line}: {note}"));
     }
@@ -270,6 +288,35 @@ fn every_key_has_its_effect(release: Release) {
         "mizzen: --environment: /home/alice/.edf/e.toml:3: env.X: the variable WHO is not set",
         "export it before you submit, or write ${WHO:-DEFAULT}",
     );
+}
+
+/// "`[USER@][REGISTRY#]IMAGE[:TAG]` or a squashfs path": the image is imported when the job is submitted, as one that an option names.
+#[test]
+fn images_come_from_registries() {
+    let layout = Layout::new().unwrap();
+    let base = ImageTree::busybox().unwrap();
+    base.file("version", "one\n").unwrap();
+    layout.image("one", &[&base], &["--config.env=APP=yes"]).unwrap();
+    let registry = LocalRegistry::start().unwrap();
+    registry.push(&layout, "one", "lab/app:1", &[]).unwrap();
+    registry.push(&layout, "one", "library/app:latest", &[]).unwrap();
+    let toml = "[registries.\"docker.io\"]\nmirrors = [\"http://ctl:5000\"]\n[registries.\"ctl:5000\"]\nplain_http = true\n";
+    let spec = one_node(Release::Slurm24_11, "environment-registry");
+    let cluster = start(Spec { mizzen_toml: Some(toml.to_owned()), ..spec });
+    let _open = registry.serve_on(&cluster, 5000, None).unwrap();
+    for image in
+        ["ctl:5000#lab/app:1", "alice@ctl:5000#lab/app:1", "docker://ctl:5000/lab/app:1", "docker://app"]
+    {
+        write(&cluster, ".edf/e.toml", &format!("image = \"{image}\""));
+        let run =
+            cluster.run("srun --environment=e sh -c 'cat /version; echo $APP; touch /x && echo writable'");
+        assert_out(&run, 0, "one\nyes\nwritable\n");
+    }
+    write(&cluster, ".edf/e.toml", "image = \"ctl:5000#lab/none:1\"");
+    let missing = cluster.run("srun --environment=e touch /shared/marker");
+    assert_eq!(missing.code, 1, "{}", missing.text());
+    assert!(missing.stderr.contains("e.toml:1: image: docker://ctl:5000/lab/none:1: "), "{}", missing.text());
+    assert_eq!(cluster.run("ls /shared/marker").code, 2, "it ran");
 }
 
 fn options_win_over_the_file(release: Release) {

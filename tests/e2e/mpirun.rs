@@ -70,6 +70,25 @@ fn ranks_of_a_newer_release_compute_together() {
     compute_together(&cluster, "--prtemca prte_tmpdir_base /local");
 }
 
+/// The oldest release and the newest one, each with the Open MPI of its Debian and an image of the next one or the one before.
+#[test]
+fn ranks_compute_together_on_the_oldest_and_the_newest_release() {
+    let images = [mpi().unwrap(), packed_once(&trixie_mpi_rootfs().unwrap()).unwrap()];
+    for (release, image) in [Release::Slurm20_11, Release::Slurm26_05].into_iter().zip(images) {
+        let cluster = start_release(release, &format!("mpirun-{}", release.version()), 2);
+        cluster.share("py.sqsh", &image).unwrap();
+        let empty = Emptiness::of(&cluster, &["node1", "node2"]);
+        let run = cluster.run(
+            "set -o pipefail; salloc --quiet -N2 -n4 --ntasks-per-node=2 mpirun.openmpi mizzen run /shared/py.sqsh python3 allreduce.py | sort",
+        );
+        assert_silent(
+            &run,
+            "0 of 4 on node1: 10\n1 of 4 on node1: 10\n2 of 4 on node2: 10\n3 of 4 on node2: 10\n",
+        );
+        empty.assert_again(&cluster, release.version());
+    }
+}
+
 /// `elsewhere` is what tells mpirun to have its session directory in /local, which no image has.
 fn compute_together(cluster: &Cluster, elsewhere: &str) {
     let empty = Emptiness::of(cluster, &["node1", "node2"]);
@@ -155,6 +174,22 @@ fn mpich_finds_its_process_manager() {
                mizzen run /shared/bb.sqsh sh -c \"echo \\$(hostname) \\$(readlink /proc/self/ns/mnt); sleep 1\"'";
     let places = cluster.run(job);
     assert_eq!(different(&places, 4), 2, "{}", places.text());
+    // As it is typed in batch scripts, with a directory of the site's and changes that are not kept.
+    let site = "mkdir -p /lrz/sys && hostname > /lrz/sys/node";
+    for node in ["node1", "node2"] {
+        assert_out(&cluster.run_on(node, User::Root, site), 0, "");
+    }
+    let script = "#!/bin/bash\nmpiexec.mpich -n $SLURM_NTASKS -ppn $SLURM_NTASKS_PER_NODE mizzen run -m /lrz/sys/:/lrz/sys/ --writable ./img -- \
+                  sh -c 'touch /x && echo $(cat /lrz/sys/node) of $SLURM_NTASKS $(readlink /proc/self/ns/mnt); sleep 1'\n";
+    cluster.share("job.sh", script.as_bytes()).unwrap();
+    let batch = cluster.run(
+        "mkdir img && (cd img && mizzen export -q /shared/bb.sqsh | tar -x --exclude='dev/*'); \
+         sbatch --quiet --wait -N2 -n4 --ntasks-per-node=2 -o job.out /shared/job.sh; code=$?; sort job.out; exit $code",
+    );
+    assert_eq!(different(&batch, 4), 2, "{}", batch.text());
+    let nodes: Vec<&str> = batch.stdout.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(nodes, ["node1", "node1", "node2", "node2"], "{}", batch.text());
+    assert_eq!(batch.stdout.matches(" of 4 ").count(), 4, "{}", batch.text());
 }
 
 /// Ranks that do not find each other are so many programs of one rank. The note comes before.

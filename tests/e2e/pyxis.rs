@@ -2,7 +2,7 @@
 
 use mizzen_tests::check::{Emptiness, assert_failed, assert_out, assert_told, one_node};
 use mizzen_tests::images::{self, ImageTree};
-use mizzen_tests::packages::share_repository;
+use mizzen_tests::packages::{HttpServer, share_repository, share_rpm_repository};
 use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
 on_every_release!(scripts_run_unchanged);
@@ -23,6 +23,7 @@ on_two_releases!(
     namespaces_of_its_own,
     accounts_and_homes,
     root_inside_installs_packages,
+    root_inside_installs_rpms,
 );
 
 /// An image as Docker's users make them.
@@ -203,15 +204,16 @@ fn the_entrypoint_runs_once_on_a_node(release: Release) {
     assert_out(&cluster.run("ls /shared | grep -c marker"), 1, "0\n");
 }
 
-/// "SRC begins with `.` or `/` (rbind, destination created), or is `tmpfs`, or `umount` (DST is unmounted inside); spaces allowed;
-/// duplicates ignored; a missing absolute source: `source path does not exist: …`; a DST that leaves the root (`../home`): error
-/// `cross-device link`".
+/// "no DST: DST = SRC; flags joined by `+`"; "SRC begins with `.` or `/` (rbind, destination created), or is `tmpfs`, or `umount` (DST
+/// is unmounted inside)"; "spaces allowed; duplicates ignored"; "a missing absolute source: `source path does not exist: …`; invalid
+/// format"; "a DST that leaves the root (`../home`): error `cross-device link`".
 fn mounts_have_enroots_flags(release: Release) {
     let cluster = start(one_node(release, "pyxis-mounts"));
     cluster.run("mkdir -p 'a b' data; echo spaces > 'a b/f'; echo data > data/f");
     cluster.run_on("node1", User::Root, "touch /tmp/host");
     let line = |place: &str| format!("grep ' {place} ' /proc/self/mountinfo");
     for (mounts, program, expected) in [
+        ("/shared", "ls /shared/i.sqsh", "/shared/i.sqsh\n"),
         ("'/home/alice/a b:/c d'", "cat '/c d/f'", "spaces\n"),
         ("'a b:/c d,a b:/c d'", "cat '/c d/f'", "spaces\n"),
         ("./data:/m:x-create=dir", "cat /m/f", "data\n"),
@@ -284,8 +286,8 @@ fn mounts_have_enroots_flags(release: Release) {
     }
 }
 
-/// "argument required; empty; `unknown namespace '…'`"; "with unshare=ipc /dev, /dev/shm and /dev/mqueue are its own; with
-/// unshare=net the loopback is up and the rest is `Network is unreachable`; sethostname works with uts and remap-root".
+/// "argument required; empty; `unknown namespace '…'`"; "with unshare=ipc /dev, /dev/shm and /dev/mqueue are its own"; "with
+/// unshare=net the loopback is up and the rest is `Network is unreachable`"; "sethostname works with uts and remap-root".
 fn namespaces_of_its_own(release: Release) {
     let cluster = start(one_node(release, "pyxis-unshare"));
     let net = srun(
@@ -359,6 +361,14 @@ fn accounts_and_homes(release: Release) {
         "sh -c 'cp /etc/passwd /etc/new && echo eve:x:7:7::/:/bin/sh >> /etc/new && mv /etc/new /etc/passwd && id -un && id -u eve'",
     );
     assert_out(&replaced, 0, "alice\n7\n");
+    // As the package of the time zones does it, in an image that has a file there.
+    let tree = ImageTree::busybox().unwrap();
+    tree.file("etc/localtime", "of the image\n").unwrap();
+    cluster.share("zone.sqsh", &tree.squashfs(&[]).unwrap()).unwrap();
+    cluster.run_on("node1", User::Root, "rm -f /etc/localtime; echo of the node > /etc/localtime");
+    let zone = "sh -c 'cat /etc/localtime; ln -s /usr/share/zoneinfo/UTC /etc/new && mv -f /etc/new /etc/localtime && readlink /etc/localtime'";
+    let relinked = cluster.run(&format!("srun --container-image=/shared/zone.sqsh {writable} {zone}"));
+    assert_out(&relinked, 0, "of the node\n/usr/share/zoneinfo/UTC\n");
     let refused = srun(&cluster, "", "sh -c 'echo >> /etc/passwd'");
     assert!(refused.code != 0 && refused.stderr.contains("Read-only file system"), "{}", refused.text());
 }
@@ -383,6 +393,25 @@ fn root_inside_installs_packages(release: Release) {
     );
     assert_eq!(installed.code, 0, "{}", installed.text());
     assert!(installed.stdout.ends_with("aye\ncrew\nlog\n"), "{}", installed.text());
+    // From a server, with the node's own list of sources. What fetches would be the user _apt, and look whether it is; a setting that
+    // mizzen adds has it stay root.
+    let server = HttpServer::start(&cluster, 8000).unwrap();
+    let sources = "deb [trusted=yes] http://ctl:8000/repository ./\n";
+    cluster.write_everywhere("/etc/apt/sources.list", sources).unwrap();
+    let update = "set -e; exec 2>&1; getent passwd _apt | cut -d: -f1; mkdir -p /var/cache/apt/archives; apt-get -q update; \
+                  DEBIAN_FRONTEND=noninteractive apt-get -qy install crew; crew\n";
+    cluster.share("update.sh", update.as_bytes()).unwrap();
+    let fetched = cluster.run(
+        "srun --container-remap-root --container-writable --container-image=/shared/debian.sqsh \
+         --container-mounts=/etc/apt/sources.list:/etc/apt/sources.list:ro,tmpfs:/etc/apt/sources.list.d,/shared/update.sh:/update.sh \
+         sh /update.sh",
+    );
+    assert_eq!(fetched.code, 0, "{}", fetched.text());
+    let printed = &fetched.stdout;
+    assert!(printed.starts_with("_apt\n") && printed.ends_with("aye\n"), "{printed}");
+    assert!(printed.contains("http://ctl:8000/repository ./ crew 1"), "{printed}");
+    assert!(!printed.contains("W: ") && !printed.contains("E: "), "{printed}");
+    assert!(server.was_asked_for("url:/repository/crew.deb"));
     // The calls are answered and not made; who asks who they are is told the truth.
     let show = "sh -c 'grep Seccomp: /proc/self/status; touch $HOME/f; chown 7:7 $HOME/f && stat -c %u $HOME/f; \
                 mknod /dev/shm/c c 1 3 && ls /dev/shm/c; mknod /dev/shm/p p && stat -c %F /dev/shm/p'";
@@ -396,6 +425,26 @@ fn root_inside_installs_packages(release: Release) {
         "{}",
         user.text()
     );
+}
+
+/// The same with dnf and rpm, whose packages name the owners, modes and capabilities of their files.
+fn root_inside_installs_rpms(release: Release) {
+    let cluster = start(one_node(release, "pyxis-rpms"));
+    share_rpm_repository(&cluster).unwrap();
+    let _server = HttpServer::start(&cluster, 8000).unwrap();
+    cluster
+        .share("crew.repo", b"[crew]\nname=crew\nbaseurl=http://ctl:8000/rpms\nenabled=1\ngpgcheck=0\n")
+        .unwrap();
+    let install = "dnf -y install crew >out 2>&1 || { cat out; exit 1; }; crew; getent passwd crew | cut -d: -f1; \
+                   stat -c '%a %n' /usr/bin/crew-* /usr/share/crew; getcap /usr/bin/crew-ping; ls /usr/share/crew; \
+                   grep -i -e warn -e error -e fail out; rpm -q crew; dnf -y remove crew >out 2>&1 || { cat out; exit 1; }; [ ! -e /usr/bin/crew ]";
+    let installed = cluster.run(&format!(
+        "srun --container-remap-root --container-writable --no-container-mount-home --container-image=/shared/dnf.sqsh \
+         --container-mounts=/shared/crew.repo:/etc/yum.repos.d/crew.repo:ro --container-workdir=/root sh -c \"{install}\""
+    ));
+    let expected = "aye\ncrew\n755 /usr/bin/crew-ping\n2755 /usr/bin/crew-setgid\n4755 /usr/bin/crew-setuid\n2755 /usr/share/crew\n\
+                    /usr/bin/crew-ping cap_net_raw=ep\nlog\ncrew-1-1.noarch\n";
+    assert_out(&installed, 0, expected);
 }
 
 /// Whoever waits is told what for, and can end it.
@@ -417,7 +466,8 @@ fn an_entrypoint_that_does_not_end_is_named_and_can_be_cancelled() {
     assert_out(&cluster.run("ls /shared | grep -c marker"), 1, "0\n");
 }
 
-/// "where mizzen differs on purpose, docs say so, and `compatible = "pyxis"` switches over."
+/// "where mizzen differs on purpose, docs say so, and `compatible = "pyxis"` switches over"; so "PATH if it begins with
+/// `.` or `/`; else `docker://` is put in front unless it has `docker://` or `dockerd://`".
 #[test]
 fn a_site_can_have_its_defaults() {
     let toml = "compatible = \"pyxis\"\nimport = \"never\"\n".to_owned();

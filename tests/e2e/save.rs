@@ -179,6 +179,32 @@ fn what_cannot_be_saved_is_told_before() {
     assert_out(&both, 0, "node1\nnode2\n");
 }
 
+/// "inside the job's limits, with progress"
+#[test]
+fn a_save_is_in_the_limits_of_its_job_and_tells_how_far_it_is() {
+    let spec = one_node(Release::Slurm22_05, "save-limits");
+    let slurm_files =
+        vec![("cgroup.conf".to_owned(), "CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n".to_owned())];
+    let slurm_conf = vec!["SelectTypeParameters=CR_CPU_Memory".to_owned()];
+    let cluster = with_images(Spec { cgroup_v1: true, slurm_files, slurm_conf, ..spec });
+    // Whoever writes slowly tells how far it is; once a line, as srun's stderr is no terminal.
+    let slow = cluster.run(
+        "srun -Q --container=/shared/a.sqsh --container-save=x.sqsh sh -c 'head -c 200000000 /dev/urandom > /big' & \
+         for i in $(seq 1500); do p=$(pgrep -f -- '[-]-save-as') && break; sleep 0.01; done; \
+         kill -STOP $p; sleep 3; kill -CONT $p; wait $!",
+    );
+    assert_eq!(slow.code, 0, "{}", slow.text());
+    assert!(slow.stderr.contains("mizzen: /home/alice/x.sqsh: saving: "), "{}", slow.text());
+    assert_failed(&slow, 0, "mizzen: note: node1: exported the container to /home/alice/x.sqsh, ");
+    // Files in memory count, and so does the image that is written there: it does not fit.
+    cluster.run("echo old > kept.sqsh");
+    let large = srun(&cluster, "--mem=60M --container=x.sqsh --container-save=kept.sqsh", "touch /x");
+    assert!(large.code != 0, "{}", large.text());
+    assert_failed(&large, large.code, "limit of the step (--mem)");
+    assert_out(&cluster.run("cat kept.sqsh; ls -A | grep -c -e kept -e tmp"), 0, "old\n1\n");
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+}
+
 /// "loses nothing that was there before"
 #[test]
 fn a_save_that_fails_loses_nothing() {

@@ -1,11 +1,13 @@
-//! Packages that root inside a container installs, in repositories that need no network.
+//! Packages that root inside a container installs, in repositories that need no network but the cluster's own.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::images::ImageTree;
-use crate::{Cluster, run_tool};
+use crate::images::{ImageTree, pack};
+use crate::release::{dnf_rootfs, make_once};
+use crate::{Cluster, User, run_tool};
 
 /// A package of Debian's kind as many are: a program, files with owners, and a script that makes a user and a device.
 fn debian_package() -> Result<Vec<u8>> {
@@ -23,14 +25,118 @@ fn debian_package() -> Result<Vec<u8>> {
     std::fs::read(file).context("crew.deb")
 }
 
-/// Makes /shared/repository, with that package for apt.
+/// Debian's package of the time zones, from the mirror that this machine's apt knows; fetched once.
+fn time_zones() -> Result<Vec<u8>> {
+    let directory = make_once("tzdata", "tzdata", |directory| {
+        std::fs::create_dir(directory)?;
+        run_tool(Command::new("apt-get").args(["download", "tzdata"]).current_dir(directory)).map(drop)
+    })?;
+    let package =
+        std::fs::read_dir(directory)?.next().context("apt-get download tzdata has left no file")??;
+    Ok(std::fs::read(package.path())?)
+}
+
+/// Makes /shared/repository, with that package and the time zones for apt.
 pub fn share_repository(cluster: &Cluster) -> Result<()> {
     cluster.share("crew.deb", &debian_package()?)?;
+    cluster.share("tzdata.deb", &time_zones()?)?;
     let made = cluster.run_as_root(
-        "mkdir /shared/repository && cd /shared/repository && mv ../crew.deb . && \
-         { dpkg-deb -f crew.deb; echo Filename: ./crew.deb; echo Size: $(stat -c %s crew.deb); \
-         echo SHA256: $(sha256sum crew.deb | cut -d' ' -f1); } > Packages && chmod -R a+rX .",
+        "mkdir /shared/repository && cd /shared/repository && mv ../*.deb . && \
+         for file in *.deb; do dpkg-deb -f $file; echo Filename: ./$file; echo Size: $(stat -c %s $file); \
+         echo SHA256: $(sha256sum $file | cut -d' ' -f1); echo; done > Packages && chmod -R a+rX .",
     );
     ensure!(made.code == 0, "{}", made.text());
     Ok(())
+}
+
+/// What rpm makes a package of: a user, files of theirs, one with the right to be root, one with a capability, and scripts before
+/// and behind them that make the user and a device.
+const RPM_SPEC: &str = r#"
+Name: crew
+Version: 1
+Release: 1
+Summary: A crew
+License: none
+BuildArch: noarch
+%description
+A crew.
+%package shell
+Summary: Stands for the shell that Debian has
+Provides: /bin/sh
+%description shell
+Nothing.
+%install
+mkdir -p %{buildroot}/usr/share/crew %{buildroot}/usr/bin
+echo aye > %{buildroot}/usr/share/crew/log
+for name in crew crew-setuid crew-setgid crew-ping; do
+  printf '#!/bin/sh\ncat /usr/share/crew/log\n' > %{buildroot}/usr/bin/$name
+done
+%pre
+groupadd --system crew && useradd --system --gid crew crew
+%post
+set -e
+chown crew:crew /usr/share/crew/log
+chgrp crew /usr/share/crew && chmod 2755 /usr/share/crew
+mknod /usr/share/crew/null c 1 3
+%files shell
+%files
+%attr(0755, root, root) /usr/bin/crew
+%attr(4755, root, root) /usr/bin/crew-setuid
+%attr(2755, root, mail) /usr/bin/crew-setgid
+%attr(0755, root, root) %caps(cap_net_raw=ep) /usr/bin/crew-ping
+%attr(0750, crew, crew) %dir /usr/share/crew
+%attr(0640, crew, crew) /usr/share/crew/log
+"#;
+
+/// Makes the image /shared/dnf.sqsh, and /shared/rpms with that package for dnf. They are made in a container of that image.
+pub fn share_rpm_repository(cluster: &Cluster) -> Result<()> {
+    let options = ["-comp", "zstd", "-Xcompression-level", "3", "-e", "var/cache", "var/lib/apt"];
+    cluster.share("dnf.sqsh", &pack(&dnf_rootfs()?, &options)?)?;
+    cluster.share("crew.spec", RPM_SPEC.as_bytes())?;
+    let made = cluster.run_on(
+        "node1",
+        User::Alice,
+        "mkdir rpms && mizzen run -m /shared/crew.spec:/crew.spec:ro /shared/dnf.sqsh sh -c \
+         'rpmbuild -bb --quiet --define \"_rpmdir $PWD/rpms\" --define \"_topdir /tmp/rpmbuild\" /crew.spec && createrepo_c --quiet rpms' && \
+         cp -r rpms /shared/",
+    );
+    ensure!(made.code == 0, "{}", made.text());
+    Ok(())
+}
+
+/// /shared, served on the cluster's login node by http; it ends when it is dropped.
+pub struct HttpServer {
+    process: Child,
+    logs: ImageTree,
+}
+
+impl HttpServer {
+    /// Listens at this port.
+    pub fn start(cluster: &Cluster, port: u16) -> Result<HttpServer> {
+        let logs = ImageTree::empty()?;
+        let ctl = cluster.pid_of("ctl");
+        let shared = format!("/proc/{ctl}/root/shared");
+        ensure!(Path::new(&shared).is_dir(), "{shared} is missing");
+        // A program of this machine in the cluster's network, as it is with the registry.
+        let process = Command::new("nsenter")
+            .args(["--target", &ctl.to_string(), "--net", "/bin/busybox", "httpd", "-f", "-vv"])
+            .args(["-p", &port.to_string(), "-h", &shared])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(logs.path("log"))?)
+            .spawn()?;
+        Ok(HttpServer { process, logs })
+    }
+
+    /// Whether something with this name was asked for.
+    pub fn was_asked_for(&self, name: &str) -> bool {
+        std::fs::read_to_string(self.logs.path("log")).unwrap_or_default().contains(name)
+    }
+}
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }

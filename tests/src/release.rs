@@ -142,6 +142,11 @@ pub fn trixie_mpi_rootfs() -> Result<PathBuf> {
     make_rootfs("trixie", "mpi", "python3-mpi4py,python3-numpy")
 }
 
+/// The files of an image with the package manager of Fedora and its relatives, which Debian has too, and what makes packages for it.
+pub fn dnf_rootfs() -> Result<PathBuf> {
+    make_rootfs("bookworm", "dnf", "dnf,rpm,createrepo-c,passwd,libcap2-bin")
+}
+
 /// A machine with Slurm 22.05 and what a site may have beside it: it can make and mount EROFS images, mounts what is asked
 /// for (autofs), and has Slurm's REST interface.
 pub fn site_rootfs() -> Result<PathBuf> {

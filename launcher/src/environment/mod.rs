@@ -184,6 +184,7 @@ mod tests {
         assert_eq!(names, ["base.toml", "local.toml", "a.toml"]);
     }
 
+    /// "at most 10 levels"
     #[test]
     fn ten_levels_and_no_circles() {
         let chain = |levels: usize| {

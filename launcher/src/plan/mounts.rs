@@ -141,7 +141,12 @@ fn defaults(
     // The variable TZ tells the zone in that case.
     let localtime = Path::new("/etc/localtime");
     if localtime.is_file() && matches!(tree.entry(localtime), Ok(Some(Entry::File { .. }))) {
-        mounts.push(Mount { flags: read_only, ..bind(localtime, Shape::File) });
+        let writable = options.settings.writable() != Writable::No;
+        // In a writable root a file of its own: the package of the time zones gives a link that name, which a mount would refuse.
+        mounts.push(match fs::read(localtime) {
+            Ok(zone) if writable && zone.len() <= ACCOUNTS_LIMIT => default(MountKind::File(zone), localtime),
+            _ => Mount { flags: read_only, ..bind(localtime, Shape::File) },
+        });
     }
     type Complete = fn(&[u8], &Identity, &Host) -> Option<Vec<u8>>;
     let accounts: [(&str, Complete); 2] =
