@@ -102,6 +102,44 @@ fn a_disk_that_is_full_is_a_note() {
     );
 }
 
+/// What the disk could not write may be read as zeros later, although it is marked as written. The kernel says so once, to one
+/// process; all others who use the copy must not go on with it.
+#[test]
+fn what_the_disk_has_lost_is_read_from_the_original() {
+    let cluster = large_cluster("lost", "");
+    let image = format!("/shared/{LARGE}");
+    let inject = "-e trace=fdatasync -e inject=fdatasync:error=EIO";
+    let wait = "until [ -e go ]; do sleep 0.1; done; sha256sum < /data/0";
+    let started = cluster.run(&format!(
+        "rm -rf {CACHE}; strace -f -o /dev/null {inject} mizzen run {image} sh -c '{wait}' > out1 2> err1 & \
+         until [ -e {CACHE}/partial-* ]; do sleep 0.1; done; sleep 0.3; \
+         mizzen run {image} sh -c 'touch ready; {wait}' > out2 2> err2 & \
+         for i in $(seq 150); do [ -e ready ] && ! [ -e {CACHE}/partial-* ] && break; sleep 0.1; done; ls {CACHE}"
+    ));
+    assert!(!started.stdout.contains("partial-"), "the disk was not asked: {}", started.text());
+    assert_eq!(zero_data(&cluster).code, 0);
+    let ended = run_in_time(
+        &cluster,
+        "touch go; for i in $(seq 100); do [ -s out1 ] && [ -s out2 ] && break; sleep 0.1; done; sleep 1; cat out1 out2; cat err1 err2 >&2",
+    );
+    assert_out(&ended, 0, &sum_of(0).repeat(2));
+    let note = format!(
+        "mizzen: note: {image}: its copy on the node is not completed: Input/output error; it is read from where it is"
+    );
+    assert_eq!(ended.stderr.matches(&note).count(), 2, "{}", ended.text());
+    assert!(copies(&cluster).is_empty(), "a copy was made of what was lost");
+    assert_recovers(&cluster, &image, "lost");
+}
+
+/// Does to the copies in the making that processes on the login node have open what a disk does that has lost all.
+fn zero_data(cluster: &Cluster) -> mizzen_tests::Output {
+    let script = "n=0; for p in $(pgrep -x mizzen-copy); do \
+                  [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] || continue; \
+                  for fd in /proc/$p/fd/*; do case $(readlink $fd) in *'/data (deleted)') \
+                  dd if=/dev/zero of=$fd bs=1M count=24 conv=notrunc 2>/dev/null && n=1;; esac; done; done; [ $n = 1 ]";
+    cluster.run_on("ctl", User::Root, script)
+}
+
 #[test]
 fn an_original_that_changes_gives_no_mixture() {
     let cluster = large_cluster("changes", "");

@@ -90,8 +90,11 @@ impl Fetcher {
         }
     }
 
-    /// Why nothing is fetched any more.
+    /// Why nothing is fetched any more. Another process may have found that out.
     pub fn stopped(&self) -> Option<Stopped> {
+        if let Some(errno) = self.partial.void() {
+            self.stop(Stopped::Unwritable(errno));
+        }
         self.stopped.get().copied()
     }
 
@@ -122,11 +125,12 @@ impl Fetcher {
         let mut at = wanted.start;
         let mut end = self.window(&wanted);
         while at < wanted.end {
-            if self.partial.has(at) {
+            let stopped = self.stopped();
+            if self.partial.void().is_none() && self.partial.has(at) {
                 at += 1;
                 continue;
             }
-            match self.stopped() {
+            match stopped {
                 Some(Stopped::Changed) => return Fetched::Changed,
                 Some(Stopped::Unwritable(errno)) => return Fetched::Unkept(errno),
                 None => {}

@@ -176,10 +176,12 @@ impl Filler<'_> {
         }
     }
 
-    /// What a disk could not write is not there any more, whatever is marked.
+    /// What a disk could not write is not there any more, whatever is marked, and the kernel says so only once.
     fn sync(&self) {
         if let Err(error) = self.fetcher.partial.sync() {
-            self.fetcher.stop(Stopped::Unwritable(error.raw_os_error().unwrap_or(libc::EIO)));
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            self.fetcher.partial.make_void(errno);
+            self.fetcher.stop(Stopped::Unwritable(errno));
             self.fetcher.partial.remove(self.cache);
         }
     }
@@ -204,6 +206,10 @@ impl Filler<'_> {
             }
             CopyError::Shorter => Unfilled::Cache("it has become shorter".to_owned()),
         })?;
+        // Another process may have been told that the disk could not write.
+        if let Some(errno) = partial.void() {
+            return Err(Unfilled::Cache(cause_of(errno)));
+        }
         if !self.fetcher.is_unchanged() {
             self.fetcher.stop(Stopped::Changed);
             partial.remove(self.cache);

@@ -22,7 +22,7 @@ use super::cache::Cache;
 use super::copier::{ANSWER, Job, REQUEST, decode};
 use super::evict::Limits;
 use super::fetch::{Fetched, has_same_content};
-use super::partial::{Partial, chunks, chunks_of, is_good, marks_in};
+use super::partial::{Partial, chunks, chunks_of, is_good, marks_in, void_in};
 use super::source::{FileIdentity, SourceImage};
 use super::{fs_type, obtain};
 use crate::image::shown;
@@ -123,6 +123,10 @@ impl ReadThrough {
 
     /// Whether the copy has these bytes.
     fn has(&self, at: u64, length: u64) -> bool {
+        // Also of what was good: the disk may have lost it since.
+        if void_in(&self.record).is_some() {
+            return false;
+        }
         let wanted = chunks_of(at, length);
         let bit = |chunk: u64| (self.known.get((chunk / 64) as usize), 1_u64 << (chunk % 64));
         let is_known = |chunk| match bit(chunk) {
@@ -235,6 +239,10 @@ impl ByteSource for ReadThrough {
         }
         if !self.has(at, length) {
             self.missed.fetch_add(length, Ordering::Relaxed);
+            if let Some(errno) = void_in(&self.record) {
+                self.give_up(errno);
+                return self.read_original(buffer, at);
+            }
             match self.ask(at, length) {
                 Some(Fetched::Kept) => {}
                 Some(Fetched::Changed) => return Err(changed()),

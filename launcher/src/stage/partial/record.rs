@@ -1,12 +1,16 @@
 //! The record of a copy in the making: which chunks of it are good. Runs as the user on the host.
 //!
 //!     0     a line of JSON, and zeros behind it: what the copy is of, and in which boot of the node it was written last
+//!     4087  0, or why nothing of it is good any more: the number of an error
 //!     4088  when somebody last waited for a chunk, in milliseconds since 1970
 //!     4096  one byte for each chunk: 0 missing, `w` written, `D` on disk
 //!
 //! A chunk is marked `w` when all of it is written, and `D` when the disk has said that it has it. A killed process loses
 //! nothing that it has written; a node that loses power may, and have the mark all the same. So `w` is believed only in the
 //! boot in which it was written.
+//!
+//! When the disk tells that it could not write, nobody knows what is lost, and what is marked may be read as zeros. Then the whole
+//! record is void: whoever has it open looks at that before they use a chunk, and for those who come later it is no record.
 
 use std::path::Path;
 
@@ -20,6 +24,9 @@ pub const CHUNK: u64 = 128 << 10;
 pub const HEAD: u64 = 4096;
 /// Where the time of the last demand is.
 pub const DEMAND_AT: u64 = HEAD - 8;
+
+/// Why nothing of it is good any more, if it is void. A head has zeros there.
+pub const VOID_AT: u64 = DEMAND_AT - 1;
 
 /// The chunk is not there.
 pub const MISSING: u8 = 0;

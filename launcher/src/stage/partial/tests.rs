@@ -193,3 +193,29 @@ fn a_complete_one_becomes_a_copy() {
     // The next one has nothing to do.
     filler.run(&mut Silent).unwrap();
 }
+
+/// Marks are of no worth when the disk could not write, in every process that has the record open.
+#[test]
+fn a_void_one_is_used_by_nobody() {
+    let (_scratch, cache, original) = cache_and_original();
+    let identity = FileIdentity::of(&original).unwrap();
+    let one = begun(&cache, &original);
+    let (_, record) = one.open_read_only().unwrap();
+    let fetcher = Fetcher::new(one.reopen().unwrap(), original.try_clone().unwrap(), identity);
+    assert_eq!(fetcher.demand(0..2), Fetched::Kept);
+    assert_eq!((one.void(), void_in(&record)), (None, None));
+    one.make_void(libc::ENOSPC);
+    assert_eq!((one.void(), void_in(&record)), (Some(libc::ENOSPC), Some(libc::ENOSPC)));
+    assert_eq!(fetcher.demand(0..1), Fetched::Unkept(libc::ENOSPC), "it is marked all the same");
+    assert_eq!(fetcher.stopped(), Some(Stopped::Unwritable(libc::ENOSPC)));
+    // Nobody goes on with it.
+    assert_eq!(marks(&begun(&cache, &original)), vec![MISSING; 6]);
+    // A record that is gone is as good as void.
+    record_of(&one).set_len(0).unwrap();
+    assert_eq!(void_in(&record), Some(libc::EIO));
+}
+
+fn record_of(partial: &Partial) -> File {
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&partial.record));
+    File::options().write(true).open(path).unwrap()
+}
