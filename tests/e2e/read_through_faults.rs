@@ -180,6 +180,35 @@ fn an_original_that_changes_gives_no_mixture() {
     }
 }
 
+/// A file system's client believes for a while what it was told of a file. The file server, which reads the original itself where
+/// there is no copier, must not.
+#[test]
+fn a_change_that_is_not_seen_yet_gives_no_mixture() {
+    let cluster = large_cluster("unseen", "");
+    let image = format!("/far/{LARGE}");
+    let mounted = cluster.run_as_root(
+        "mkdir /far; bindfs -o allow_other,attr_timeout=60,entry_timeout=60 --read-rate=4M /run/shared-backing /far",
+    );
+    assert_eq!(mounted.code, 0, "{}", mounted.text());
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    cluster.run(&format!("mizzen run {image} sh -c 'until [ -e go ]; do sleep 0.1; done; sha256sum < /data/2' > out 2> err & echo $! > pid; sleep 1; pkill -9 -u alice -x mizzen-copy"));
+    let believed = cluster.run(&format!("stat -c %z {image}"));
+    cluster.run_as_root(&format!(
+        "dd if=/dev/urandom of=/run/shared-backing/{LARGE} bs=1M seek=10 count=13 conv=notrunc 2>/dev/null"
+    ));
+    assert_eq!(cluster.run(&format!("stat -c %z {image}")).stdout, believed.stdout, "the change is seen");
+    let end = run_in_time(
+        &cluster,
+        "touch go; for i in $(seq 100); do kill -0 $(cat pid) 2>/dev/null || break; sleep 0.1; done; cat out; cat err >&2",
+    );
+    assert_eq!(end.stdout, "", "{}", end.text());
+    let failed = format!(
+        "mizzen: {image}: cannot read /data/2 in it, so the container was ended: it was changed or replaced while it was being copied"
+    );
+    assert!(end.stderr.contains(&failed), "{}", end.text());
+    assert!(copies(&cluster).is_empty(), "a copy was made of two files");
+}
+
 #[test]
 fn an_original_that_fails_is_told_of() {
     let cluster = large_cluster("unreadable", "");

@@ -14,10 +14,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, fstat, statx};
+use rustix::fs::{Advice, AtFlags, Stat, StatxFlags, fadvise, fstat, statx};
 use rustix::io::Errno;
 
-use super::fs_type;
 use super::partial::{CHUNK, Partial};
 use super::source::FileIdentity;
 
@@ -57,7 +56,6 @@ pub struct Fetcher {
     pub partial: Partial,
     pub original: File,
     pub identity: FileIdentity,
-    is_fuse: bool,
     /// The chunks that threads of this process fetch now.
     busy: Mutex<HashSet<u64>>,
     freed: Condvar,
@@ -80,7 +78,6 @@ impl Fetcher {
         let _ = fadvise(&original, 0, None, Advice::Random);
         Fetcher {
             partial,
-            is_fuse: fs_type::is_fuse(&original),
             original,
             identity,
             busy: Mutex::default(),
@@ -98,18 +95,9 @@ impl Fetcher {
         self.stopped.get().copied()
     }
 
-    /// Whether what was just read of the original is what it had when it was opened.
-    fn has_same_content(&self) -> bool {
-        if self.is_fuse {
-            refresh(&self.original);
-        }
-        has_same_content(&self.original, &self.identity)
-    }
-
     /// Whether the original is the file that was opened, under its name.
     pub fn is_unchanged(&self) -> bool {
-        refresh(&self.original);
-        FileIdentity::of(&self.original)
+        current(&self.original)
             .is_ok_and(|now| FileIdentity { mount: self.identity.mount.clone(), ..now } == self.identity)
     }
 
@@ -184,7 +172,7 @@ impl Fetcher {
         let mut content = vec![0; length as usize];
         let read = self.original.read_exact_at(&mut content, begin);
         // Looked at after reading: what was read of a file that is still the same is of that file.
-        if !self.has_same_content() {
+        if !has_same_content(&self.original, &self.identity) {
             self.stop(Stopped::Changed);
             return Err(Errno::STALE.into());
         }
@@ -247,12 +235,22 @@ impl Drop for Claim<'_> {
 /// Whether what is read from an open file is still what it had when it was opened. One that has lost its name has another
 /// time of change since then, and the same content. (An error, such as ESTALE, means that it is gone.)
 pub fn has_same_content(file: &File, identity: &FileIdentity) -> bool {
-    let Ok(stat) = fstat(file) else { return false };
+    let Ok(stat) = stat_anew(file) else { return false };
     let now = FileIdentity { mount: identity.mount.clone(), ..FileIdentity::from_stat(&stat) };
     now == *identity || stat.st_nlink == 0 && FileIdentity { ctime: identity.ctime, ..now } == *identity
 }
 
-/// Has the file system be asked anew: what a FUSE server says of a file, the kernel believes for a while.
-fn refresh(file: &File) {
-    let _ = statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+/// What a file is now.
+pub fn current(file: &File) -> io::Result<FileIdentity> {
+    Ok(FileIdentity::from_stat(&stat_anew(file)?))
+}
+
+/// Has the file system be asked anew: what a server says of a file, NFS and FUSE believe for a while. A disk has it at hand.
+fn stat_anew(file: &File) -> Result<Stat, Errno> {
+    match statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS) {
+        // Where a filter does not know the call, what is believed is all that there is.
+        Ok(_) | Err(Errno::NOSYS | Errno::PERM) => fstat(file),
+        // One that is gone: fstat may not know yet.
+        Err(errno) => Err(errno),
+    }
 }

@@ -15,7 +15,7 @@ use tracing::debug;
 use super::cache::{self, Cache, copy_name, describe};
 use super::copy::{CopyError, copy, verify};
 use super::evict::{self, Limits};
-use super::fetch::Fetcher;
+use super::fetch::{Fetcher, current};
 use super::fill::{Filler, Pace, Unfilled};
 use super::lock::{self, Lock, TryLock};
 use super::partial::Partial;
@@ -234,7 +234,7 @@ fn fill(
         CopyError::Source(error) => Full::Other(StageError::Source(unreadable(source.path, &error))),
         CopyError::Shorter => Full::Other(StageError::Source(changing(source.path))),
     })?;
-    let now = FileIdentity::of(source.file).map(|now| FileIdentity { mount: identity.mount.clone(), ..now });
+    let now = current(source.file).map(|now| FileIdentity { mount: identity.mount.clone(), ..now });
     if !now.is_ok_and(|now| now == *identity) {
         return Err(Full::Other(StageError::Source(changing(source.path))));
     }

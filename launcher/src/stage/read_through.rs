@@ -35,7 +35,7 @@ const OWN: usize = 0;
 const PATIENCE: i64 = 30;
 
 /// Reading takes this beside what every server may call: to see that the original is the same.
-const CALLS: &[libc::c_long] = &[libc::SYS_fstat];
+const CALLS: &[libc::c_long] = &[libc::SYS_fstat, libc::SYS_statx];
 
 /// The image, from two files.
 pub struct ReadThrough {
