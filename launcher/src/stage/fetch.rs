@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, AtFlags, Stat, StatxFlags, fadvise, fstat, statx};
 use rustix::io::Errno;
 
-use super::partial::{CHUNK, Partial};
+use super::partial::{CHUNK, Partial, Void};
 use super::source::FileIdentity;
 
 /// As many chunks are read at once.
@@ -34,6 +34,8 @@ const STREAMS: usize = 8;
 pub enum Stopped {
     /// The original is not what it was: it was replaced, or written to.
     Changed,
+    /// Nothing of the copy can be used.
+    Void(Void),
     /// The copy cannot be written.
     Unwritable(i32),
 }
@@ -89,10 +91,7 @@ impl Fetcher {
 
     /// Why nothing is fetched any more. Another process may have found that out.
     pub fn stopped(&self) -> Option<Stopped> {
-        if let Some(errno) = self.partial.void() {
-            self.stop(Stopped::Unwritable(errno));
-        }
-        self.stopped.get().copied()
+        self.partial.void().map(Stopped::Void).or_else(|| self.stopped.get().copied())
     }
 
     /// Whether the original is the file that was opened, under its name.
@@ -114,14 +113,18 @@ impl Fetcher {
         let mut end = self.window(&wanted);
         while at < wanted.end {
             let stopped = self.stopped();
-            if self.partial.void().is_none() && self.partial.has(at) {
+            if let Some(Stopped::Void(_)) = stopped {
+                // The record tells why.
+                return Fetched::Unkept(0);
+            }
+            if self.partial.has(at) {
                 at += 1;
                 continue;
             }
             match stopped {
                 Some(Stopped::Changed) => return Fetched::Changed,
                 Some(Stopped::Unwritable(errno)) => return Fetched::Unkept(errno),
-                None => {}
+                Some(Stopped::Void(_)) | None => {}
             }
             match self.fetch(at..end) {
                 Ok(Some(fetched)) => at = fetched.end,
@@ -172,9 +175,16 @@ impl Fetcher {
         let mut content = vec![0; length as usize];
         let read = self.original.read_exact_at(&mut content, begin);
         // Looked at after reading: what was read of a file that is still the same is of that file.
-        if !has_same_content(&self.original, &self.identity) {
-            self.stop(Stopped::Changed);
-            return Err(Errno::STALE.into());
+        match compare(&self.original, &self.identity) {
+            Comparison::Same => {}
+            Comparison::Touched => {
+                self.partial.make_void(Void::Touched);
+                return Err(Errno::STALE.into());
+            }
+            Comparison::Changed => {
+                self.stop(Stopped::Changed);
+                return Err(Errno::STALE.into());
+            }
         }
         read?;
         let _ = fadvise(&self.original, begin, std::num::NonZeroU64::new(length), Advice::DontNeed);
@@ -232,12 +242,31 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Whether what is read from an open file is still what it had when it was opened. One that has lost its name has another
-/// time of change since then, and the same content. (An error, such as ESTALE, means that it is gone.)
-pub fn has_same_content(file: &File, identity: &FileIdentity) -> bool {
-    let Ok(stat) = stat_anew(file) else { return false };
+/// What has become of an open file since it was opened first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// What is read from it is what it had.
+    Same,
+    /// Its time of change is another one: it was moved, linked, or given another mode or owner. Or it was written to, and got its
+    /// time of modification back.
+    Touched,
+    /// It was written to, or is gone.
+    Changed,
+}
+
+/// Compares an open file with what it was. One that has lost its last name has another time of change since then, and the same
+/// content. (An error, such as ESTALE, means that it is gone.)
+pub fn compare(file: &File, identity: &FileIdentity) -> Comparison {
+    let Ok(stat) = stat_anew(file) else { return Comparison::Changed };
     let now = FileIdentity { mount: identity.mount.clone(), ..FileIdentity::from_stat(&stat) };
-    now == *identity || stat.st_nlink == 0 && FileIdentity { ctime: identity.ctime, ..now } == *identity
+    if now == *identity {
+        return Comparison::Same;
+    }
+    match (FileIdentity { ctime: identity.ctime, ..now } == *identity, stat.st_nlink) {
+        (true, 0) => Comparison::Same,
+        (true, _) => Comparison::Touched,
+        (false, _) => Comparison::Changed,
+    }
 }
 
 /// What a file is now.

@@ -21,7 +21,7 @@ use super::fetch::{Fetcher, Stopped};
 use super::fs_type;
 use super::lock::{self, Lock, TryLock};
 use super::obtain::publish;
-use super::partial::{CHUNK, chunks};
+use super::partial::{CHUNK, Void, chunks};
 use super::progress_sink::{Activity, ProgressSink};
 use super::source::SourceImage;
 use crate::sys;
@@ -74,6 +74,17 @@ pub enum Unfilled {
     Changed,
     /// The copy cannot be written.
     Cache(String),
+}
+
+impl From<Stopped> for Unfilled {
+    fn from(why: Stopped) -> Unfilled {
+        match why {
+            Stopped::Changed | Stopped::Void(Void::Touched) => Unfilled::Changed,
+            Stopped::Void(Void::Lost(errno)) | Stopped::Unwritable(errno) => {
+                Unfilled::Cache(mizzen_core::failure::cause(&std::io::Error::from_raw_os_error(errno)))
+            }
+        }
+    }
 }
 
 impl Filler<'_> {
@@ -180,8 +191,7 @@ impl Filler<'_> {
     fn sync(&self) {
         if let Err(error) = self.fetcher.partial.sync() {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            self.fetcher.partial.make_void(errno);
-            self.fetcher.stop(Stopped::Unwritable(errno));
+            self.fetcher.partial.make_void(Void::Lost(errno));
             self.fetcher.partial.remove(self.cache);
         }
     }
@@ -190,8 +200,8 @@ impl Filler<'_> {
     fn publish(&self, sink: &mut dyn ProgressSink) -> Result<(File, Digest), Unfilled> {
         let (partial, identity) = (&self.fetcher.partial, &self.source.identity);
         self.sync();
-        if let Some(Stopped::Unwritable(errno)) = self.fetcher.stopped() {
-            return Err(Unfilled::Cache(cause_of(errno)));
+        if let Some(why) = self.fetcher.stopped() {
+            return Err(why.into());
         }
         let mut done = 0;
         let digest = copy(&partial.data, None, identity.size, &mut |bytes| {
@@ -207,11 +217,11 @@ impl Filler<'_> {
             CopyError::Shorter => Unfilled::Cache("it has become shorter".to_owned()),
         })?;
         // Another process may have been told that the disk could not write.
-        if let Some(errno) = partial.void() {
-            return Err(Unfilled::Cache(cause_of(errno)));
+        if let Some(void) = partial.void() {
+            return Err(Stopped::Void(void).into());
         }
+        // Those who have it open have all that they need.
         if !self.fetcher.is_unchanged() {
-            self.fetcher.stop(Stopped::Changed);
             partial.remove(self.cache);
             return Err(Unfilled::Changed);
         }
@@ -228,10 +238,6 @@ impl Filler<'_> {
 }
 
 const STACK: usize = 128 << 10;
-
-fn cause_of(errno: i32) -> String {
-    mizzen_core::failure::cause(&std::io::Error::from_raw_os_error(errno))
-}
 
 /// Where a node begins: each somewhere else, so that not all read the same part of a file system at the same time.
 fn first_piece(size: u64) -> u64 {
@@ -262,10 +268,8 @@ impl Work<'_> {
             if self.failed.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            match filler.fetcher.stopped() {
-                Some(Stopped::Changed) => return Err(Unfilled::Changed),
-                Some(Stopped::Unwritable(errno)) => return Err(Unfilled::Cache(cause_of(errno))),
-                None => {}
+            if let Some(why) = filler.fetcher.stopped() {
+                return Err(why.into());
             }
             if self.is_abandoned() {
                 return Err(Unfilled::Changed);

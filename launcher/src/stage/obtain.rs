@@ -164,7 +164,11 @@ fn complete(
     match filler.complete(Some(lock), sink) {
         Ok(made) => Ok(Some(made)),
         Err(Unfilled::Source(error)) => Err(StageError::Source(unreadable(source.path, &error))),
-        Err(Unfilled::Changed) => Err(StageError::Source(changing(source.path))),
+        Err(Unfilled::Changed) => {
+            // Nobody comes back to it.
+            fetcher.partial.remove(cache);
+            Err(StageError::Source(changing(source.path)))
+        }
         Err(Unfilled::Cache(why)) => {
             // It may be damaged, or need more room than there is: a copy of its own may do.
             debug!(why, "a copy in the making cannot be completed");

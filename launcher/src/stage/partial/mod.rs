@@ -29,7 +29,7 @@ use super::cache::{BROKEN, Cache, TEMPORARY, describe};
 use super::evict::{self, Limits};
 use super::source::{FileIdentity, SourceImage};
 use crate::trace::OrDebug;
-pub use record::{CHUNK, Head, chunks, decode};
+pub use record::{CHUNK, Head, Void, chunks, decode};
 use record::{DEMAND_AT, DURABLE, HEAD, MISSING, VOID_AT, WRITTEN, are_marks, boot};
 
 /// Begins the name of a copy in the making.
@@ -278,17 +278,16 @@ impl Partial {
         Ok(())
     }
 
-    /// Has nobody use anything of it any more, in whatever process: `errno` tells why.
-    pub fn make_void(&self, errno: i32) {
-        let reason = u8::try_from(errno).ok().filter(|reason| *reason != 0).unwrap_or(libc::EIO as u8);
-        if self.record.write_all_at(&[reason], VOID_AT).is_err() {
+    /// Has nobody use anything of it any more, in whatever process.
+    pub fn make_void(&self, why: Void) {
+        if self.record.write_all_at(&[why.encode()], VOID_AT).is_err() {
             // A record that cannot be read is void as well.
             ftruncate(&self.record, 0).or_debug("a copy in the making that cannot be trusted stays");
         }
     }
 
     /// Why nothing of it can be used, if that is so.
-    pub fn void(&self) -> Option<i32> {
+    pub fn void(&self) -> Option<Void> {
         void_in(&self.record)
     }
 
@@ -325,11 +324,11 @@ pub fn marks_in(record: &File, chunks: Range<u64>) -> io::Result<Vec<u8>> {
 
 /// Why nothing can be used of the copy with this record, if that is so. It costs a read of one byte; a mapping would cost nothing,
 /// and a signal if the file is cut off.
-pub fn void_in(record: &File) -> Option<i32> {
+pub fn void_in(record: &File) -> Option<Void> {
     let mut reason = [0];
     match record.read_exact_at(&mut reason, VOID_AT) {
-        Ok(()) => (reason != [0]).then_some(i32::from(reason[0])),
-        Err(error) => Some(error.raw_os_error().unwrap_or(libc::EIO)),
+        Ok(()) => Void::decode(reason[0]),
+        Err(error) => Some(Void::Lost(error.raw_os_error().unwrap_or(libc::EIO))),
     }
 }
 

@@ -1,7 +1,7 @@
 use super::record::decode;
 use super::*;
 use crate::image::testing::Scratch;
-use crate::stage::fetch::{Fetched, Fetcher, Stopped};
+use crate::stage::fetch::{Comparison, Fetched, Fetcher, Stopped, compare};
 use crate::stage::fill::{Filler, Pace, Silent};
 
 const SIZE: u64 = 5 * CHUNK + 77;
@@ -204,18 +204,60 @@ fn a_void_one_is_used_by_nobody() {
     let fetcher = Fetcher::new(one.reopen().unwrap(), original.try_clone().unwrap(), identity);
     assert_eq!(fetcher.demand(0..2), Fetched::Kept);
     assert_eq!((one.void(), void_in(&record)), (None, None));
-    one.make_void(libc::ENOSPC);
-    assert_eq!((one.void(), void_in(&record)), (Some(libc::ENOSPC), Some(libc::ENOSPC)));
-    assert_eq!(fetcher.demand(0..1), Fetched::Unkept(libc::ENOSPC), "it is marked all the same");
-    assert_eq!(fetcher.stopped(), Some(Stopped::Unwritable(libc::ENOSPC)));
+    one.make_void(Void::Lost(libc::ENOSPC));
+    let void = Some(Void::Lost(libc::ENOSPC));
+    assert_eq!((one.void(), void_in(&record)), (void, void));
+    assert_eq!(fetcher.demand(0..1), Fetched::Unkept(0), "it is marked all the same");
+    assert_eq!(fetcher.stopped(), void.map(Stopped::Void));
     // Nobody goes on with it.
     assert_eq!(marks(&begun(&cache, &original)), vec![MISSING; 6]);
     // A record that is gone is as good as void.
     record_of(&one).set_len(0).unwrap();
-    assert_eq!(void_in(&record), Some(libc::EIO));
+    assert_eq!(void_in(&record), Some(Void::Lost(libc::EIO)));
 }
 
 fn record_of(partial: &Partial) -> File {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&partial.record));
     File::options().write(true).open(path).unwrap()
+}
+
+/// What has another mode, name or link is not another image; but its time of change does not tell that from a write whose time of
+/// modification was set back.
+#[test]
+fn of_a_touched_original_nothing_is_kept() {
+    let (scratch, cache, original) = cache_and_original();
+    let identity = FileIdentity::of(&original).unwrap();
+    let fetcher = Fetcher::new(
+        begun(&cache, &original).reopen().unwrap(),
+        original.try_clone().unwrap(),
+        identity.clone(),
+    );
+    assert_eq!(fetcher.demand(0..1), Fetched::Kept);
+    std::thread::sleep(Duration::from_millis(20));
+    let path = scratch.path().join("original");
+    std::fs::rename(&path, scratch.path().join("old")).unwrap();
+    assert_eq!(compare(&original, &identity), Comparison::Touched);
+    assert_eq!(fetcher.demand(1..2), Fetched::Unkept(0));
+    assert_eq!(fetcher.stopped(), Some(Stopped::Void(Void::Touched)));
+    assert_eq!(
+        (marks(&fetcher.partial), fetcher.demand(0..1)),
+        (b"w\0\0\0\0\0".to_vec(), Fetched::Unkept(0))
+    );
+    // Without a name it is what it was, for those who have it open.
+    std::fs::remove_file(scratch.path().join("old")).unwrap();
+    assert_eq!(compare(&original, &identity), Comparison::Same);
+}
+
+#[test]
+fn why_a_record_is_void_is_one_byte() {
+    for (void, cause) in [
+        (Void::Lost(libc::EDQUOT), "Disk quota exceeded"),
+        (Void::Touched, "its times, names or mode were changed meanwhile"),
+    ] {
+        assert_eq!(Void::decode(void.encode()), Some(void));
+        assert_eq!(void.cause(), cause);
+    }
+    assert_eq!(Void::decode(0), None);
+    // Whatever has no number of its own there.
+    assert_eq!([0, 255, 512].map(|errno| Void::Lost(errno).encode()), [libc::EIO as u8; 3]);
 }
