@@ -69,6 +69,33 @@ fn a_dead_or_stopped_copier_stops_nobody() {
     assert_recovers(&cluster, &format!("/shared/{LARGE}"), "stopped copier");
 }
 
+/// The processes of a suspended job keep their locks, on the image and on what they were fetching.
+#[test]
+fn who_waits_for_a_copy_does_not_wait_for_a_suspended_job() {
+    let cluster = large_cluster("suspended", "");
+    slow_mount(&cluster, "8M");
+    let image = format!("/slow/{LARGE}");
+    let digest = digest_of(&cluster, &format!("/shared/{LARGE}"));
+    let begin = std::time::Instant::now();
+    let waited = run_in_time(
+        &cluster,
+        &format!(
+            "mizzen run {image} sh -c 'touch ready; until [ -e go ]; do sleep 0.1; done; sha256sum < /data/0' > out 2> err & \
+             until [ -e ready ]; do sleep 0.1; done; sleep 0.5; pkill -STOP -u alice -x mizzen-copy; \
+             mizzen run {image}@{digest} cat /image & pinned=$!; mizzen stage {image} >&2 && wait $pinned"
+        ),
+    );
+    assert_out(&waited, 0, "large\n");
+    assert!(begin.elapsed() < std::time::Duration::from_secs(45), "{:?}", begin.elapsed());
+    assert_eq!(copies(&cluster), [digest.replace(':', "-")]);
+    let went_on = run_in_time(
+        &cluster,
+        "pkill -CONT -u alice -x mizzen-copy; touch go; until [ -s out ]; do sleep 0.1; done; sleep 0.5; cat out",
+    );
+    assert_out(&went_on, 0, &sum_of(0));
+    assert_sound(&cluster, "suspended");
+}
+
 #[test]
 fn a_disk_that_is_full_is_a_note() {
     let cluster = large_cluster("full", "");

@@ -14,6 +14,7 @@ use mizzen_core::{Digest, node_name};
 use sha2::{Digest as _, Sha256};
 use tracing::debug;
 
+use super::apart::copy_apart;
 use super::cache::{self, Cache, describe};
 use super::copy::{CopyError, copy};
 use super::evict::{self, Limits};
@@ -46,7 +47,11 @@ const ATTEMPTS: u32 = 5;
 /// How often those who wait for the lock look at it.
 const LOOK: Duration = Duration::from_millis(500);
 /// A holder of the lock that does nothing for so long is not waited for.
-const STALLED: Duration = Duration::from_secs(60);
+pub const STALLED: Duration = Duration::from_secs(10);
+/// Nor is one that has the locks of chunks, by somebody who waits for all of them.
+const HELD: Duration = Duration::from_secs(5);
+/// How long the background sleeps between two looks at chunks that others have.
+const MOST_SLEEP: Duration = Duration::from_secs(1);
 
 /// How the copy is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +79,8 @@ pub enum Unfilled {
     Changed,
     /// The copy cannot be written.
     Cache(String),
+    /// Another process has what is missing under way, and does nothing.
+    Held,
 }
 
 impl From<Stopped> for Unfilled {
@@ -156,8 +163,11 @@ impl Filler<'_> {
             self.attend(&work, &threads, lock, sink);
             threads.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
         });
-        ended?;
-        self.publish(sink)
+        match ended {
+            Ok(()) => self.publish(lock, sink),
+            Err(Unfilled::Held) => copy_apart(self, sink),
+            Err(why) => Err(why),
+        }
     }
 
     /// Tells how far it is, and has the disk write, until all threads have ended.
@@ -197,15 +207,20 @@ impl Filler<'_> {
     }
 
     /// Computes the digest of the whole, and gives it the name of a copy.
-    fn publish(&self, sink: &mut dyn ProgressSink) -> Result<(File, Digest), Unfilled> {
+    fn publish(&self, lock: Option<&Lock>, sink: &mut dyn ProgressSink) -> Result<(File, Digest), Unfilled> {
         let (partial, identity) = (&self.fetcher.partial, &self.source.identity);
         self.sync();
         if let Some(why) = self.fetcher.stopped() {
             return Err(why.into());
         }
         let mut done = 0;
+        // Those who wait must not take this for nothing.
+        let mut say = lock.map(|lock| lock.progress_writer(identity.size));
         let digest = copy(&partial.data, None, identity.size, &mut |bytes| {
             done += bytes;
+            if let Some(say) = &mut say {
+                say(bytes);
+            }
             sink.advance(Activity::Verifying, done, identity.size);
         });
         let digest = digest.map_err(|error| match error {
@@ -262,7 +277,7 @@ impl Work<'_> {
             sys::work_in_background();
         }
         let pieces = chunks(filler.fetcher.partial.size).div_ceil(PIECE);
-        let (mut failures, mut idle) = (0, 0);
+        let (mut failures, mut idle, mut wait) = (0, 0, Wait::new());
         // A piece that another one fetches is looked at again in the next round.
         while idle < pieces {
             if self.failed.load(Ordering::Relaxed) {
@@ -278,12 +293,15 @@ impl Work<'_> {
             match self.take_piece() {
                 Ok(Some(bytes)) => {
                     self.done.fetch_add(bytes, Ordering::Relaxed);
-                    (failures, idle) = (0, 0);
+                    (failures, idle, wait) = (0, 0, Wait::new());
                 }
                 Ok(None) => {
                     idle += 1;
                     if idle == pieces && !filler.fetcher.partial.is_complete().unwrap_or(false) {
-                        std::thread::sleep(Duration::from_millis(20));
+                        wait.wait(filler.fetcher.partial.present());
+                        if filler.pace == Pace::Foreground && wait.since.elapsed() > HELD {
+                            return Err(Unfilled::Held);
+                        }
                         idle = 0;
                     }
                 }
@@ -362,6 +380,27 @@ impl Work<'_> {
             }
         }
         Ok((bytes > 0).then_some(bytes))
+    }
+}
+
+/// Waits for others who have chunks under way: for those who do nothing, less and less often.
+struct Wait {
+    /// When they did something last,
+    since: Instant,
+    /// and how much there was then.
+    present: u64,
+}
+
+impl Wait {
+    fn new() -> Wait {
+        Wait { since: Instant::now(), present: 0 }
+    }
+
+    fn wait(&mut self, present: u64) {
+        if present != self.present {
+            *self = Wait { since: Instant::now(), present };
+        }
+        std::thread::sleep((self.since.elapsed() / 10).clamp(Duration::from_millis(20), MOST_SLEEP));
     }
 }
 

@@ -261,3 +261,26 @@ fn why_a_record_is_void_is_one_byte() {
     // Whatever has no number of its own there.
     assert_eq!([0, 255, 512].map(|errno| Void::Lost(errno).encode()), [libc::EIO as u8; 3]);
 }
+
+/// A suspended job's copier keeps the locks of what it was fetching. Whoever waits for the whole copy makes it all the same.
+#[test]
+fn what_a_stopped_process_has_under_way_is_copied_apart() {
+    let (_scratch, cache, original) = cache_and_original();
+    let identity = FileIdentity::of(&original).unwrap();
+    let stopped = begun(&cache, &original);
+    assert!(stopped.try_lock(2));
+    let limits = Limits::default();
+    let fetcher = Fetcher::new(stopped.reopen().unwrap(), original.try_clone().unwrap(), identity.clone());
+    assert_eq!(fetcher.demand(3..4), Fetched::Kept);
+    let source = source(&original, std::path::Path::new("/shared/original"));
+    let filler =
+        Filler { fetcher: &fetcher, cache: &cache, source: &source, limits: &limits, pace: Pace::Foreground };
+    let begin = std::time::Instant::now();
+    filler.run(&mut Silent).unwrap();
+    assert!((4..60).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+    let (copy, digest) = cache.find(&identity).unwrap();
+    assert_eq!(std::fs::read(cache.copy_path(digest)).unwrap(), content());
+    assert!(cache.names(PARTIAL).unwrap().is_empty());
+    // When the other one goes on, the copy is not what it writes to.
+    assert_ne!(fstat(&copy).unwrap().st_ino, fstat(&stopped.data).unwrap().st_ino);
+}
