@@ -77,14 +77,11 @@ fn who_waits_for_a_copy_does_not_wait_for_a_suspended_job() {
     let image = format!("/slow/{LARGE}");
     let digest = digest_of(&cluster, &format!("/shared/{LARGE}"));
     let begin = std::time::Instant::now();
-    let waited = run_in_time(
-        &cluster,
-        &format!(
+    let waited = cluster.run(&format!(
             "mizzen run {image} sh -c 'touch ready; until [ -e go ]; do sleep 0.1; done; sha256sum < /data/0' > out 2> err & \
              until [ -e ready ]; do sleep 0.1; done; sleep 0.5; pkill -STOP -u alice -x mizzen-copy; \
              mizzen run {image}@{digest} cat /image & pinned=$!; mizzen stage {image} >&2 && wait $pinned"
-        ),
-    );
+    ));
     assert_out(&waited, 0, "large\n");
     assert!(begin.elapsed() < std::time::Duration::from_secs(45), "{:?}", begin.elapsed());
     assert_eq!(copies(&cluster), [digest.replace(':', "-")]);
@@ -127,6 +124,55 @@ fn a_disk_that_is_full_is_a_note() {
         "{}",
         unmade.text()
     );
+}
+
+/// A disk that others fill: copies that nobody uses go, and where there are none the copy in the making does.
+#[test]
+fn a_disk_that_others_fill_has_room_or_nothing_stays() {
+    let cluster = large_cluster("filled", "stage_directory = \"/disk\"\nstage_max_size = \"\"\n");
+    let made = cluster.run_as_root(&format!(
+        "truncate -s 76m /tmp/disk && mkfs.ext4 -q -m 0 -E lazy_itable_init=0 -J size=4 /tmp/disk && mkdir /disk && \
+         mount -o loop /tmp/disk /disk && chmod 1777 /disk && cd /run/shared-backing && \
+         (cat {LARGE}; head -c 4096 /dev/zero) > other.sqsh"
+    ));
+    assert_eq!(made.code, 0, "{}", made.text());
+    slow_mount(&cluster, "8M");
+    let image = format!("/slow/{LARGE}");
+    let wait = "until [ -e go ]; do sleep 0.1; done; cat /data/0 /data/2 | sha256sum";
+    let expected = cluster
+        .run(&format!("mizzen run --stage=never /shared/{LARGE} sh -c 'cat /data/0 /data/2 | sha256sum'"))
+        .stdout;
+    let full = "its copy on the node is not completed: No space left on device";
+    let digest = digest_of(&cluster, &format!("/shared/{LARGE}")).replace(':', "-");
+    for (has_unused, notes) in [(true, 0), (false, 1)] {
+        cluster.run_as_root("rm -f /disk/others");
+        cluster.run("mizzen cache remove --all; rm -f go ready");
+        if has_unused {
+            assert_eq!(cluster.run("mizzen stage /shared/other.sqsh").code, 0);
+        }
+        cluster.run(&format!(
+            "mizzen run {image} sh -c 'touch ready; {wait}' > out 2> err & until [ -e ready ]; do sleep 0.1; done"
+        ));
+        let filled = cluster.run_as_root("dd if=/dev/zero of=/disk/others bs=1M 2>&1; df -m /disk | tail -1");
+        assert!(filled.stdout.contains("No space left on device"), "{}", filled.text());
+        let until = if has_unused {
+            format!("-e /disk/mizzen-2001/{digest}")
+        } else {
+            "! -e /disk/mizzen-2001/partial-*".to_owned()
+        };
+        let ended = run_in_time(
+            &cluster,
+            &format!(
+                "for i in $(seq 150); do [ {until} ] && break; sleep 0.1; done; touch go; until [ -s out ]; do sleep 0.1; done; \
+                 while pgrep -u alice -x mizzen-copy; do sleep 0.1; done > /dev/null; cat out; cat err >&2"
+            ),
+        );
+        assert_out(&ended, 0, &expected);
+        assert_eq!(ended.stderr.matches(full).count(), notes, "{}", ended.text());
+        let left = cluster.run("ls /disk/mizzen-2001 | grep -E 'partial-|sha256-'").stdout;
+        let completed = if has_unused { format!("{digest}\n") } else { String::new() };
+        assert_eq!(left, completed, "unused copies: {has_unused}");
+    }
 }
 
 /// What the disk could not write may be read as zeros later, although it is marked as written. The kernel says so once, to one

@@ -17,8 +17,11 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, AtFlags, Stat, StatxFlags, fadvise, fstat, statx};
 use rustix::io::Errno;
 
+use super::cache::Cache;
+use super::evict::{self, Limits};
 use super::partial::{CHUNK, Partial, Void};
 use super::source::FileIdentity;
+use crate::trace::OrDebug;
 
 /// As many chunks are read at once.
 const AT_ONCE: u64 = 8;
@@ -54,7 +57,7 @@ pub enum Fetched {
 }
 
 /// What fetches.
-pub struct Fetcher {
+pub struct Fetcher<'a> {
     pub partial: Partial,
     pub original: File,
     pub identity: FileIdentity,
@@ -64,6 +67,10 @@ pub struct Fetcher {
     stopped: OnceLock<Stopped>,
     /// Where the last demands ended.
     streams: Mutex<Vec<Stream>>,
+    cache: &'a Cache,
+    limits: &'a Limits,
+    /// Whether room was made because the disk was full.
+    has_made_room: Mutex<bool>,
 }
 
 /// Somebody who reads forward.
@@ -73,9 +80,15 @@ struct Stream {
     window: u64,
 }
 
-impl Fetcher {
+impl<'a> Fetcher<'a> {
     /// `partial` must have descriptors that no other process has.
-    pub fn new(partial: Partial, original: File, identity: FileIdentity) -> Fetcher {
+    pub fn new(
+        partial: Partial,
+        original: File,
+        identity: FileIdentity,
+        cache: &'a Cache,
+        limits: &'a Limits,
+    ) -> Fetcher<'a> {
         // Whole chunks are read, in any order: what the kernel would read beside them would be read twice.
         let _ = fadvise(&original, 0, None, Advice::Random);
         Fetcher {
@@ -86,6 +99,9 @@ impl Fetcher {
             freed: Condvar::new(),
             stopped: OnceLock::new(),
             streams: Mutex::default(),
+            cache,
+            limits,
+            has_made_room: Mutex::default(),
         }
     }
 
@@ -188,9 +204,28 @@ impl Fetcher {
         }
         read?;
         let _ = fadvise(&self.original, begin, std::num::NonZeroU64::new(length), Advice::DontNeed);
-        self.partial.keep(chunks.clone(), &content).inspect_err(|error| {
+        self.keep(chunks.clone(), &content).inspect_err(|error| {
             self.stop(Stopped::Unwritable(error.raw_os_error().unwrap_or(libc::EIO)));
         })
+    }
+
+    /// Writes chunks. Room was made for all of them; but others fill disks too, and quotas are found out by writing. Then copies that
+    /// nobody uses go, once.
+    fn keep(&self, chunks: Range<u64>, content: &[u8]) -> io::Result<()> {
+        let kept = self.partial.keep(chunks.clone(), content);
+        let is_full =
+            |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT));
+        if !kept.as_ref().is_err_and(is_full) {
+            return kept;
+        }
+        let mut has_made_room = self.has_made_room.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*has_made_room {
+            *has_made_room = true;
+            let missing = self.partial.size.saturating_sub(self.partial.present());
+            evict::reserve(self.cache, 0, missing, self.limits).or_debug("there is no room for all of it");
+        }
+        drop(has_made_room);
+        self.partial.keep(chunks, content)
     }
 
     /// Up to where chunks are fetched for a demand: further than it goes for those who read forward.
@@ -226,7 +261,7 @@ impl Fetcher {
 
 /// The right to fetch chunks, as long as it lives.
 struct Claim<'a> {
-    fetcher: &'a Fetcher,
+    fetcher: &'a Fetcher<'a>,
     chunks: Range<u64>,
 }
 

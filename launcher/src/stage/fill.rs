@@ -64,7 +64,7 @@ pub enum Pace {
 
 /// What fills.
 pub struct Filler<'a> {
-    pub fetcher: &'a Fetcher,
+    pub fetcher: &'a Fetcher<'a>,
     pub cache: &'a Cache,
     pub source: &'a SourceImage<'a>,
     pub limits: &'a Limits,
@@ -99,8 +99,8 @@ impl Filler<'_> {
     pub fn run(&self, sink: &mut dyn ProgressSink) -> Result<(), Unfilled> {
         let Some(lock) = self.take_turn().map_err(Unfilled::Cache)? else { return Ok(()) };
         let done = self.complete(lock.as_ref(), sink).map(drop);
-        if let Err(Unfilled::Changed) = done {
-            // Nobody comes back to it. Those who use it have it open.
+        if let Err(Unfilled::Changed | Unfilled::Cache(_)) = done {
+            // Nobody comes back to it, or it only takes room on a disk that has none. Those who use it have it open.
             self.fetcher.partial.remove(self.cache);
         }
         done

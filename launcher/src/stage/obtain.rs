@@ -167,7 +167,7 @@ fn complete(
     let opened = Partial::open(cache, &source.identity).or_debug("a copy in the making is not used");
     let Some(partial) = opened.flatten() else { return Ok(None) };
     let original = source.file.try_clone().map_err(|error| StageError::Cache(cause(&error)))?;
-    let fetcher = Fetcher::new(partial, original, source.identity.clone());
+    let fetcher = Fetcher::new(partial, original, source.identity.clone(), cache, limits);
     let filler = Filler { fetcher: &fetcher, cache, source, limits, pace: Pace::Foreground };
     match filler.complete(lock, sink) {
         Ok(made) => Ok(Some(made)),

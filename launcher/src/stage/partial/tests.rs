@@ -5,6 +5,7 @@ use crate::stage::fetch::{Comparison, Fetched, Fetcher, Stopped, compare};
 use crate::stage::fill::{Filler, Pace, Silent};
 
 const SIZE: u64 = 5 * CHUNK + 77;
+const UNLIMITED: Limits = Limits { max_size: None, keep_free: None };
 
 fn content() -> Vec<u8> {
     (0..SIZE).map(|i| (i ^ (i >> 9) ^ (i >> 17)) as u8).collect()
@@ -136,7 +137,8 @@ fn what_is_in_use_stays() {
 fn a_demand_is_kept_and_forward_readers_get_more() {
     let (_scratch, cache, original) = cache_and_original();
     let identity = FileIdentity::of(&original).unwrap();
-    let fetcher = Fetcher::new(begun(&cache, &original).reopen().unwrap(), original, identity);
+    let fetcher =
+        Fetcher::new(begun(&cache, &original).reopen().unwrap(), original, identity, &cache, &UNLIMITED);
     assert_eq!(fetcher.demand(chunks_of(CHUNK, 1)), Fetched::Kept);
     assert_eq!(marks(&fetcher.partial), b"\0w\0\0\0\0");
     assert_eq!(fetcher.demand(chunks_of(2 * CHUNK, 1)), Fetched::Kept);
@@ -150,7 +152,8 @@ fn a_demand_is_kept_and_forward_readers_get_more() {
 fn nothing_of_a_changed_original_is_kept() {
     let (scratch, cache, original) = cache_and_original();
     let identity = FileIdentity::of(&original).unwrap();
-    let fetcher = Fetcher::new(begun(&cache, &original).reopen().unwrap(), original, identity);
+    let fetcher =
+        Fetcher::new(begun(&cache, &original).reopen().unwrap(), original, identity, &cache, &UNLIMITED);
     assert_eq!(fetcher.demand(0..1), Fetched::Kept);
     std::thread::sleep(Duration::from_millis(20));
     File::options().write(true).open(scratch.path().join("original")).unwrap().write_all_at(b"x", 9).unwrap();
@@ -164,7 +167,7 @@ fn a_stopped_holder_of_a_chunk_is_not_waited_for_for_ever() {
     let (_scratch, cache, original) = cache_and_original();
     let identity = FileIdentity::of(&original).unwrap();
     let partial = begun(&cache, &original);
-    let fetcher = Fetcher::new(partial.reopen().unwrap(), original, identity);
+    let fetcher = Fetcher::new(partial.reopen().unwrap(), original, identity, &cache, &UNLIMITED);
     assert!(partial.try_lock(0));
     let begin = std::time::Instant::now();
     assert_eq!(fetcher.demand(0..1), Fetched::Unkept(0));
@@ -178,7 +181,13 @@ fn a_complete_one_becomes_a_copy() {
     let partial = begun(&cache, &original);
     let reader = partial.open_read_only().unwrap();
     let limits = Limits::default();
-    let fetcher = Fetcher::new(partial.reopen().unwrap(), original.try_clone().unwrap(), identity.clone());
+    let fetcher = Fetcher::new(
+        partial.reopen().unwrap(),
+        original.try_clone().unwrap(),
+        identity.clone(),
+        &cache,
+        &UNLIMITED,
+    );
     assert_eq!(fetcher.demand(3..4), Fetched::Kept);
     let source = source(&original, std::path::Path::new("/shared/original"));
     let filler =
@@ -201,7 +210,8 @@ fn a_void_one_is_used_by_nobody() {
     let identity = FileIdentity::of(&original).unwrap();
     let one = begun(&cache, &original);
     let (_, record) = one.open_read_only().unwrap();
-    let fetcher = Fetcher::new(one.reopen().unwrap(), original.try_clone().unwrap(), identity);
+    let fetcher =
+        Fetcher::new(one.reopen().unwrap(), original.try_clone().unwrap(), identity, &cache, &UNLIMITED);
     assert_eq!(fetcher.demand(0..2), Fetched::Kept);
     assert_eq!((one.void(), void_in(&record)), (None, None));
     one.make_void(Void::Lost(libc::ENOSPC));
@@ -270,7 +280,13 @@ fn what_a_stopped_process_has_under_way_is_copied_apart() {
     let stopped = begun(&cache, &original);
     assert!(stopped.try_lock(2));
     let limits = Limits::default();
-    let fetcher = Fetcher::new(stopped.reopen().unwrap(), original.try_clone().unwrap(), identity.clone());
+    let fetcher = Fetcher::new(
+        stopped.reopen().unwrap(),
+        original.try_clone().unwrap(),
+        identity.clone(),
+        &cache,
+        &UNLIMITED,
+    );
     assert_eq!(fetcher.demand(3..4), Fetched::Kept);
     let source = source(&original, std::path::Path::new("/shared/original"));
     let filler =
