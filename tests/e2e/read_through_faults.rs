@@ -69,6 +69,30 @@ fn a_dead_or_stopped_copier_stops_nobody() {
     assert_recovers(&cluster, &format!("/shared/{LARGE}"), "stopped copier");
 }
 
+/// The processes of a suspended job keep their locks, on the image and on what they were fetching.
+#[test]
+fn who_waits_for_a_copy_does_not_wait_for_a_suspended_job() {
+    let cluster = large_cluster("suspended", "");
+    slow_mount(&cluster, "8M");
+    let image = format!("/slow/{LARGE}");
+    let digest = digest_of(&cluster, &format!("/shared/{LARGE}"));
+    let begin = std::time::Instant::now();
+    let waited = cluster.run(&format!(
+            "mizzen run {image} sh -c 'touch ready; until [ -e go ]; do sleep 0.1; done; sha256sum < /data/0' > out 2> err & \
+             until [ -e ready ]; do sleep 0.1; done; sleep 0.5; pkill -STOP -u alice -x mizzen-copy; \
+             mizzen run {image}@{digest} cat /image & pinned=$!; mizzen stage {image} >&2 && wait $pinned"
+    ));
+    assert_out(&waited, 0, "large\n");
+    assert!(begin.elapsed() < std::time::Duration::from_secs(45), "{:?}", begin.elapsed());
+    assert_eq!(copies(&cluster), [digest.replace(':', "-")]);
+    let went_on = run_in_time(
+        &cluster,
+        "pkill -CONT -u alice -x mizzen-copy; touch go; until [ -s out ]; do sleep 0.1; done; sleep 0.5; cat out",
+    );
+    assert_out(&went_on, 0, &sum_of(0));
+    assert_sound(&cluster, "suspended");
+}
+
 #[test]
 fn a_disk_that_is_full_is_a_note() {
     let cluster = large_cluster("full", "");
@@ -102,44 +126,204 @@ fn a_disk_that_is_full_is_a_note() {
     );
 }
 
+/// A disk that others fill: copies that nobody uses go, and where there are none the copy in the making does.
+#[test]
+fn a_disk_that_others_fill_has_room_or_nothing_stays() {
+    let cluster = large_cluster("filled", "stage_directory = \"/disk\"\nstage_max_size = \"\"\n");
+    let made = cluster.run_as_root(&format!(
+        "truncate -s 76m /tmp/disk && mkfs.ext4 -q -m 0 -E lazy_itable_init=0 -J size=4 /tmp/disk && mkdir /disk && \
+         mount -o loop /tmp/disk /disk && chmod 1777 /disk && cd /run/shared-backing && \
+         (cat {LARGE}; head -c 4096 /dev/zero) > other.sqsh"
+    ));
+    assert_eq!(made.code, 0, "{}", made.text());
+    slow_mount(&cluster, "8M");
+    let image = format!("/slow/{LARGE}");
+    let wait = "until [ -e go ]; do sleep 0.1; done; cat /data/0 /data/2 | sha256sum";
+    let expected = cluster
+        .run(&format!("mizzen run --stage=never /shared/{LARGE} sh -c 'cat /data/0 /data/2 | sha256sum'"))
+        .stdout;
+    let full = "its copy on the node is not completed: No space left on device";
+    let digest = digest_of(&cluster, &format!("/shared/{LARGE}")).replace(':', "-");
+    for (has_unused, notes) in [(true, 0), (false, 1)] {
+        cluster.run_as_root("rm -f /disk/others");
+        cluster.run("mizzen cache remove --all; rm -f go ready");
+        if has_unused {
+            assert_eq!(cluster.run("mizzen stage /shared/other.sqsh").code, 0);
+        }
+        cluster.run(&format!(
+            "mizzen run {image} sh -c 'touch ready; {wait}' > out 2> err & until [ -e ready ]; do sleep 0.1; done"
+        ));
+        let filled = cluster.run_as_root("dd if=/dev/zero of=/disk/others bs=1M 2>&1; df -m /disk | tail -1");
+        assert!(filled.stdout.contains("No space left on device"), "{}", filled.text());
+        let until = if has_unused {
+            format!("-e /disk/mizzen-2001/{digest}")
+        } else {
+            "! -e /disk/mizzen-2001/partial-*".to_owned()
+        };
+        let ended = run_in_time(
+            &cluster,
+            &format!(
+                "for i in $(seq 150); do [ {until} ] && break; sleep 0.1; done; touch go; until [ -s out ]; do sleep 0.1; done; \
+                 while pgrep -u alice -x mizzen-copy; do sleep 0.1; done > /dev/null; cat out; cat err >&2"
+            ),
+        );
+        assert_out(&ended, 0, &expected);
+        assert_eq!(ended.stderr.matches(full).count(), notes, "{}", ended.text());
+        let left = cluster.run("ls /disk/mizzen-2001 | grep -E 'partial-|sha256-'").stdout;
+        let completed = if has_unused { format!("{digest}\n") } else { String::new() };
+        assert_eq!(left, completed, "unused copies: {has_unused}");
+    }
+}
+
+/// What the disk could not write may be read as zeros later, although it is marked as written. The kernel says so once, to one
+/// process; all others who use the copy must not go on with it.
+#[test]
+fn what_the_disk_has_lost_is_read_from_the_original() {
+    let cluster = large_cluster("lost", "");
+    let image = format!("/shared/{LARGE}");
+    let inject = "-e trace=fdatasync -e inject=fdatasync:error=EIO";
+    let wait = "until [ -e go ]; do sleep 0.1; done; sha256sum < /data/0";
+    let started = cluster.run(&format!(
+        "rm -rf {CACHE}; strace -f -o /dev/null {inject} mizzen run {image} sh -c '{wait}' > out1 2> err1 & \
+         until [ -e {CACHE}/partial-* ]; do sleep 0.1; done; sleep 0.3; \
+         mizzen run {image} sh -c 'touch ready; {wait}' > out2 2> err2 & \
+         for i in $(seq 150); do [ -e ready ] && ! [ -e {CACHE}/partial-* ] && break; sleep 0.1; done; ls {CACHE}"
+    ));
+    assert!(!started.stdout.contains("partial-"), "the disk was not asked: {}", started.text());
+    assert_eq!(zero_data(&cluster).code, 0);
+    let ended = run_in_time(
+        &cluster,
+        "touch go; for i in $(seq 100); do [ -s out1 ] && [ -s out2 ] && break; sleep 0.1; done; sleep 1; cat out1 out2; cat err1 err2 >&2",
+    );
+    assert_out(&ended, 0, &sum_of(0).repeat(2));
+    let note = format!(
+        "mizzen: note: {image}: its copy on the node is not completed: Input/output error; it is read from where it is"
+    );
+    assert_eq!(ended.stderr.matches(&note).count(), 2, "{}", ended.text());
+    assert!(copies(&cluster).is_empty(), "a copy was made of what was lost");
+    assert_recovers(&cluster, &image, "lost");
+}
+
+/// Does to the copies in the making that processes on the login node have open what a disk does that has lost all.
+fn zero_data(cluster: &Cluster) -> mizzen_tests::Output {
+    let script = "n=0; for p in $(pgrep -x mizzen-copy); do \
+                  [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] || continue; \
+                  for fd in /proc/$p/fd/*; do case $(readlink $fd) in *'/data (deleted)') \
+                  dd if=/dev/zero of=$fd bs=1M count=24 conv=notrunc 2>/dev/null && n=1;; esac; done; done; [ $n = 1 ]";
+    cluster.run_on("ctl", User::Root, script)
+}
+
+/// What becomes of a program when its image changes while it is copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    /// It reads what the image had when it was opened.
+    ReadsOn,
+    /// It reads the original from then on, as without a copy, and its user is told.
+    InPlace,
+    /// It is ended, with a message.
+    Ended,
+}
+
 #[test]
 fn an_original_that_changes_gives_no_mixture() {
+    use Outcome::{Ended, InPlace, ReadsOn};
     let cluster = large_cluster("changes", "");
-    let image = format!("/slow/{LARGE}");
-    slow_mount(&cluster, "4M");
-    let backing = format!("/run/shared-backing/{LARGE}");
-    cluster.run_as_root(&format!("cp {backing} /tmp/original"));
-    for (what, change) in [
-        (
-            "written over",
-            format!("dd if=/dev/urandom of={backing} bs=1M seek=18 count=4 conv=notrunc 2>/dev/null"),
-        ),
-        ("cut off", format!("truncate -s 15000000 {backing}")),
-        ("replaced", format!("head -c 25000000 /dev/urandom > {backing}.new; mv {backing}.new {backing}")),
-    ] {
-        cluster.run_as_root(&format!("cp /tmp/original {backing}; chmod 644 {backing}"));
-        std::thread::sleep(std::time::Duration::from_millis(1500));
-        cluster.run(&format!("rm -rf {CACHE} go; mizzen run {image} sh -c 'until [ -e go ]; do sleep 0.1; done; sha256sum < /data/2' > out 2> err & echo $! > pid; sleep 1.5"));
-        cluster.run_as_root(&change);
-        let end = run_in_time(
-            &cluster,
-            "touch go; for i in $(seq 100); do kill -0 $(cat pid) 2>/dev/null || break; sleep 0.1; done; cat out; cat err >&2",
-        );
-        if end.stdout == sum_of(2) {
-            assert_eq!(what, "replaced", "{what}: {}", end.text());
-        } else {
-            assert_eq!(end.stdout.matches("  -").count(), 0, "{what}: {}", end.text());
-            assert_eq!(end.stderr.matches("mizzen: ").count(), 2, "{what}: {}", end.text());
-            assert!(
-                end.stderr.contains(&format!(
-                    "mizzen: {image}: cannot read /data/2 in it, so the container was ended: "
-                )),
-                "{what}: {}",
-                end.text()
-            );
-        }
-        assert!(copies(&cluster).is_empty(), "{what}: a copy was made of two files");
+    slow_mount(&cluster, "16M");
+    let write = "dd if=/dev/urandom of=$f bs=1M seek=10 count=13 conv=notrunc 2>/dev/null";
+    let table = [
+        ("written", write.to_owned(), Ended),
+        ("shortened", "truncate -s 15000000 $f".to_owned(), Ended),
+        ("replaced", "head -c 25000000 /dev/urandom > $f.new; mv $f.new $f".to_owned(), ReadsOn),
+        ("linked", "ln $f $f.link".to_owned(), InPlace),
+        ("moved", "mv $f $f.old".to_owned(), InPlace),
+        ("mode", "chmod 444 $f".to_owned(), InPlace),
+        ("replaced-linked", "ln $f $f.link; cp $f $f.new; mv $f.new $f".to_owned(), InPlace),
+        ("written-back", format!("touch -r $f $f.time; {write}; touch -r $f.time $f"), InPlace),
+    ];
+    for (row, ..) in &table {
+        cluster
+            .run_as_root(&format!("cd /run/shared-backing && cp {LARGE} {row}.sqsh && chmod 644 {row}.sqsh"));
     }
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    let rows: Vec<&str> = table.iter().map(|(row, ..)| *row).collect();
+    let rows = rows.join(" ");
+    cluster.run(&format!(
+        "for row in {rows}; do mizzen run /slow/$row.sqsh sh -c \"touch $row.ready; until [ -e go ]; do sleep 0.1; done; \
+         sha256sum < /data/2; touch $row.ended\" > $row.out 2> $row.err & done; \
+         for row in {rows}; do until [ -e $row.ready ]; do sleep 0.1; done; done; sleep 1"
+    ));
+    assert!(copies(&cluster).is_empty(), "they were copied before they could change");
+    for (row, change, _) in &table {
+        let changed = cluster.run_as_root(&format!("f=/run/shared-backing/{row}.sqsh; {change}"));
+        assert_eq!(changed.code, 0, "{row}: {}", changed.text());
+    }
+    // The copier sees it when it reads next.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    run_in_time(
+        &cluster,
+        &format!(
+            "touch go; for row in {rows}; do for i in $(seq 200); do pgrep -f \"mizzen run /slow/$row.sqsh\" > /dev/null || break; sleep 0.1; done; done"
+        ),
+    );
+    for (row, _, outcome) in table {
+        let end = cluster.run(&format!("cat {row}.out; cat {row}.err >&2"));
+        let expected = match (row, outcome) {
+            (_, Ended) => String::new(),
+            ("written-back", _) => cluster
+                .run(&format!("mizzen run --stage=never /slow/{row}.sqsh sha256sum /data/2"))
+                .stdout
+                .replace("/data/2", "-"),
+            _ => sum_of(2),
+        };
+        assert_eq!(end.stdout, expected, "{row}: {}", end.text());
+        let ended =
+            format!("mizzen: /slow/{row}.sqsh: cannot read /data/2 in it, so the container was ended: ");
+        let note = format!(
+            "mizzen: note: /slow/{row}.sqsh: its copy on the node is not completed: its times, names or mode were changed meanwhile; it is read from where it is"
+        );
+        assert_eq!(
+            end.stderr.matches(&ended).count(),
+            usize::from(outcome == Ended),
+            "{row}: {}",
+            end.text()
+        );
+        assert_eq!(
+            end.stderr.matches(&note).count(),
+            usize::from(outcome == InPlace),
+            "{row}: {}",
+            end.text()
+        );
+    }
+    assert!(copies(&cluster).is_empty(), "a copy was made of two files");
+}
+
+/// A file system's client believes for a while what it was told of a file. The file server, which reads the original itself where
+/// there is no copier, must not.
+#[test]
+fn a_change_that_is_not_seen_yet_gives_no_mixture() {
+    let cluster = large_cluster("unseen", "");
+    let image = format!("/far/{LARGE}");
+    let mounted = cluster.run_as_root(
+        "mkdir /far; bindfs -o allow_other,attr_timeout=60,entry_timeout=60 --read-rate=4M /run/shared-backing /far",
+    );
+    assert_eq!(mounted.code, 0, "{}", mounted.text());
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    cluster.run(&format!("mizzen run {image} sh -c 'until [ -e go ]; do sleep 0.1; done; sha256sum < /data/2' > out 2> err & echo $! > pid; sleep 1; pkill -9 -u alice -x mizzen-copy"));
+    let believed = cluster.run(&format!("stat -c %z {image}"));
+    cluster.run_as_root(&format!(
+        "dd if=/dev/urandom of=/run/shared-backing/{LARGE} bs=1M seek=10 count=13 conv=notrunc 2>/dev/null"
+    ));
+    assert_eq!(cluster.run(&format!("stat -c %z {image}")).stdout, believed.stdout, "the change is seen");
+    let end = run_in_time(
+        &cluster,
+        "touch go; for i in $(seq 100); do kill -0 $(cat pid) 2>/dev/null || break; sleep 0.1; done; cat out; cat err >&2",
+    );
+    assert_eq!(end.stdout, "", "{}", end.text());
+    let failed = format!(
+        "mizzen: {image}: cannot read /data/2 in it, so the container was ended: it was changed or replaced while it was being copied"
+    );
+    assert!(end.stderr.contains(&failed), "{}", end.text());
+    assert!(copies(&cluster).is_empty(), "a copy was made of two files");
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl Job<'_> {
                 return;
             }
         };
-        let fetcher = Fetcher::new(partial, original, self.identity.clone());
+        let fetcher = Fetcher::new(partial, original, self.identity.clone(), self.cache, &self.limits);
         let open = AtomicUsize::new(self.sockets.len());
         std::thread::scope(|scope| {
             let background = std::thread::Builder::new().name("copier".to_owned()).stack_size(STACK);
@@ -127,7 +127,7 @@ impl Job<'_> {
     fn answer_all<'scope>(
         &'scope self,
         scope: &'scope std::thread::Scope<'scope, '_>,
-        fetcher: &'scope Fetcher,
+        fetcher: &'scope Fetcher<'scope>,
         open: &'scope AtomicUsize,
     ) {
         let mut idle: Vec<&OwnedFd> = self.sockets.iter().collect();

@@ -14,12 +14,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, fstat, statx};
+use rustix::fs::{Advice, AtFlags, Stat, StatxFlags, fadvise, fstat, statx};
 use rustix::io::Errno;
 
-use super::fs_type;
-use super::partial::{CHUNK, Partial};
+use super::cache::Cache;
+use super::evict::{self, Limits};
+use super::partial::{CHUNK, Partial, Void};
 use super::source::FileIdentity;
+use crate::trace::OrDebug;
 
 /// As many chunks are read at once.
 const AT_ONCE: u64 = 8;
@@ -35,6 +37,8 @@ const STREAMS: usize = 8;
 pub enum Stopped {
     /// The original is not what it was: it was replaced, or written to.
     Changed,
+    /// Nothing of the copy can be used.
+    Void(Void),
     /// The copy cannot be written.
     Unwritable(i32),
 }
@@ -53,17 +57,20 @@ pub enum Fetched {
 }
 
 /// What fetches.
-pub struct Fetcher {
+pub struct Fetcher<'a> {
     pub partial: Partial,
     pub original: File,
     pub identity: FileIdentity,
-    is_fuse: bool,
     /// The chunks that threads of this process fetch now.
     busy: Mutex<HashSet<u64>>,
     freed: Condvar,
     stopped: OnceLock<Stopped>,
     /// Where the last demands ended.
     streams: Mutex<Vec<Stream>>,
+    cache: &'a Cache,
+    limits: &'a Limits,
+    /// Whether room was made because the disk was full.
+    has_made_room: Mutex<bool>,
 }
 
 /// Somebody who reads forward.
@@ -73,40 +80,39 @@ struct Stream {
     window: u64,
 }
 
-impl Fetcher {
+impl<'a> Fetcher<'a> {
     /// `partial` must have descriptors that no other process has.
-    pub fn new(partial: Partial, original: File, identity: FileIdentity) -> Fetcher {
+    pub fn new(
+        partial: Partial,
+        original: File,
+        identity: FileIdentity,
+        cache: &'a Cache,
+        limits: &'a Limits,
+    ) -> Fetcher<'a> {
         // Whole chunks are read, in any order: what the kernel would read beside them would be read twice.
         let _ = fadvise(&original, 0, None, Advice::Random);
         Fetcher {
             partial,
-            is_fuse: fs_type::is_fuse(&original),
             original,
             identity,
             busy: Mutex::default(),
             freed: Condvar::new(),
             stopped: OnceLock::new(),
             streams: Mutex::default(),
+            cache,
+            limits,
+            has_made_room: Mutex::default(),
         }
     }
 
-    /// Why nothing is fetched any more.
+    /// Why nothing is fetched any more. Another process may have found that out.
     pub fn stopped(&self) -> Option<Stopped> {
-        self.stopped.get().copied()
-    }
-
-    /// Whether what was just read of the original is what it had when it was opened.
-    fn has_same_content(&self) -> bool {
-        if self.is_fuse {
-            refresh(&self.original);
-        }
-        has_same_content(&self.original, &self.identity)
+        self.partial.void().map(Stopped::Void).or_else(|| self.stopped.get().copied())
     }
 
     /// Whether the original is the file that was opened, under its name.
     pub fn is_unchanged(&self) -> bool {
-        refresh(&self.original);
-        FileIdentity::of(&self.original)
+        current(&self.original)
             .is_ok_and(|now| FileIdentity { mount: self.identity.mount.clone(), ..now } == self.identity)
     }
 
@@ -122,14 +128,19 @@ impl Fetcher {
         let mut at = wanted.start;
         let mut end = self.window(&wanted);
         while at < wanted.end {
+            let stopped = self.stopped();
+            if let Some(Stopped::Void(_)) = stopped {
+                // The record tells why.
+                return Fetched::Unkept(0);
+            }
             if self.partial.has(at) {
                 at += 1;
                 continue;
             }
-            match self.stopped() {
+            match stopped {
                 Some(Stopped::Changed) => return Fetched::Changed,
                 Some(Stopped::Unwritable(errno)) => return Fetched::Unkept(errno),
-                None => {}
+                Some(Stopped::Void(_)) | None => {}
             }
             match self.fetch(at..end) {
                 Ok(Some(fetched)) => at = fetched.end,
@@ -180,15 +191,41 @@ impl Fetcher {
         let mut content = vec![0; length as usize];
         let read = self.original.read_exact_at(&mut content, begin);
         // Looked at after reading: what was read of a file that is still the same is of that file.
-        if !self.has_same_content() {
-            self.stop(Stopped::Changed);
-            return Err(Errno::STALE.into());
+        match compare(&self.original, &self.identity) {
+            Comparison::Same => {}
+            Comparison::Touched => {
+                self.partial.make_void(Void::Touched);
+                return Err(Errno::STALE.into());
+            }
+            Comparison::Changed => {
+                self.stop(Stopped::Changed);
+                return Err(Errno::STALE.into());
+            }
         }
         read?;
         let _ = fadvise(&self.original, begin, std::num::NonZeroU64::new(length), Advice::DontNeed);
-        self.partial.keep(chunks.clone(), &content).inspect_err(|error| {
+        self.keep(chunks.clone(), &content).inspect_err(|error| {
             self.stop(Stopped::Unwritable(error.raw_os_error().unwrap_or(libc::EIO)));
         })
+    }
+
+    /// Writes chunks. Room was made for all of them; but others fill disks too, and quotas are found out by writing. Then copies that
+    /// nobody uses go, once.
+    fn keep(&self, chunks: Range<u64>, content: &[u8]) -> io::Result<()> {
+        let kept = self.partial.keep(chunks.clone(), content);
+        let is_full =
+            |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT));
+        if !kept.as_ref().is_err_and(is_full) {
+            return kept;
+        }
+        let mut has_made_room = self.has_made_room.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*has_made_room {
+            *has_made_room = true;
+            let missing = self.partial.size.saturating_sub(self.partial.present());
+            evict::reserve(self.cache, 0, missing, self.limits).or_debug("there is no room for all of it");
+        }
+        drop(has_made_room);
+        self.partial.keep(chunks, content)
     }
 
     /// Up to where chunks are fetched for a demand: further than it goes for those who read forward.
@@ -224,7 +261,7 @@ impl Fetcher {
 
 /// The right to fetch chunks, as long as it lives.
 struct Claim<'a> {
-    fetcher: &'a Fetcher,
+    fetcher: &'a Fetcher<'a>,
     chunks: Range<u64>,
 }
 
@@ -240,15 +277,44 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Whether what is read from an open file is still what it had when it was opened. One that has lost its name has another
-/// time of change since then, and the same content. (An error, such as ESTALE, means that it is gone.)
-pub fn has_same_content(file: &File, identity: &FileIdentity) -> bool {
-    let Ok(stat) = fstat(file) else { return false };
-    let now = FileIdentity { mount: identity.mount.clone(), ..FileIdentity::from_stat(&stat) };
-    now == *identity || stat.st_nlink == 0 && FileIdentity { ctime: identity.ctime, ..now } == *identity
+/// What has become of an open file since it was opened first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// What is read from it is what it had.
+    Same,
+    /// Its time of change is another one: it was moved, linked, or given another mode or owner. Or it was written to, and got its
+    /// time of modification back.
+    Touched,
+    /// It was written to, or is gone.
+    Changed,
 }
 
-/// Has the file system be asked anew: what a FUSE server says of a file, the kernel believes for a while.
-fn refresh(file: &File) {
-    let _ = statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+/// Compares an open file with what it was. One that has lost its last name has another time of change since then, and the same
+/// content. (An error, such as ESTALE, means that it is gone.)
+pub fn compare(file: &File, identity: &FileIdentity) -> Comparison {
+    let Ok(stat) = stat_anew(file) else { return Comparison::Changed };
+    let now = FileIdentity { mount: identity.mount.clone(), ..FileIdentity::from_stat(&stat) };
+    if now == *identity {
+        return Comparison::Same;
+    }
+    match (FileIdentity { ctime: identity.ctime, ..now } == *identity, stat.st_nlink) {
+        (true, 0) => Comparison::Same,
+        (true, _) => Comparison::Touched,
+        (false, _) => Comparison::Changed,
+    }
+}
+
+/// What a file is now.
+pub fn current(file: &File) -> io::Result<FileIdentity> {
+    Ok(FileIdentity::from_stat(&stat_anew(file)?))
+}
+
+/// Has the file system be asked anew: what a server says of a file, NFS and FUSE believe for a while. A disk has it at hand.
+fn stat_anew(file: &File) -> Result<Stat, Errno> {
+    match statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS) {
+        // Where a filter does not know the call, what is believed is all that there is.
+        Ok(_) | Err(Errno::NOSYS | Errno::PERM) => fstat(file),
+        // One that is gone: fstat may not know yet.
+        Err(errno) => Err(errno),
+    }
 }

@@ -14,6 +14,7 @@ use mizzen_core::{Digest, node_name};
 use sha2::{Digest as _, Sha256};
 use tracing::debug;
 
+use super::apart::copy_apart;
 use super::cache::{self, Cache, describe};
 use super::copy::{CopyError, copy};
 use super::evict::{self, Limits};
@@ -21,7 +22,7 @@ use super::fetch::{Fetcher, Stopped};
 use super::fs_type;
 use super::lock::{self, Lock, TryLock};
 use super::obtain::publish;
-use super::partial::{CHUNK, chunks};
+use super::partial::{CHUNK, Void, chunks};
 use super::progress_sink::{Activity, ProgressSink};
 use super::source::SourceImage;
 use crate::sys;
@@ -46,7 +47,11 @@ const ATTEMPTS: u32 = 5;
 /// How often those who wait for the lock look at it.
 const LOOK: Duration = Duration::from_millis(500);
 /// A holder of the lock that does nothing for so long is not waited for.
-const STALLED: Duration = Duration::from_secs(60);
+pub const STALLED: Duration = Duration::from_secs(10);
+/// Nor is one that has the locks of chunks, by somebody who waits for all of them.
+const HELD: Duration = Duration::from_secs(5);
+/// How long the background sleeps between two looks at chunks that others have.
+const MOST_SLEEP: Duration = Duration::from_secs(1);
 
 /// How the copy is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +64,7 @@ pub enum Pace {
 
 /// What fills.
 pub struct Filler<'a> {
-    pub fetcher: &'a Fetcher,
+    pub fetcher: &'a Fetcher<'a>,
     pub cache: &'a Cache,
     pub source: &'a SourceImage<'a>,
     pub limits: &'a Limits,
@@ -74,6 +79,19 @@ pub enum Unfilled {
     Changed,
     /// The copy cannot be written.
     Cache(String),
+    /// Another process has what is missing under way, and does nothing.
+    Held,
+}
+
+impl From<Stopped> for Unfilled {
+    fn from(why: Stopped) -> Unfilled {
+        match why {
+            Stopped::Changed | Stopped::Void(Void::Touched) => Unfilled::Changed,
+            Stopped::Void(Void::Lost(errno)) | Stopped::Unwritable(errno) => {
+                Unfilled::Cache(mizzen_core::failure::cause(&std::io::Error::from_raw_os_error(errno)))
+            }
+        }
+    }
 }
 
 impl Filler<'_> {
@@ -81,8 +99,8 @@ impl Filler<'_> {
     pub fn run(&self, sink: &mut dyn ProgressSink) -> Result<(), Unfilled> {
         let Some(lock) = self.take_turn().map_err(Unfilled::Cache)? else { return Ok(()) };
         let done = self.complete(lock.as_ref(), sink).map(drop);
-        if let Err(Unfilled::Changed) = done {
-            // Nobody comes back to it. Those who use it have it open.
+        if let Err(Unfilled::Changed | Unfilled::Cache(_)) = done {
+            // Nobody comes back to it, or it only takes room on a disk that has none. Those who use it have it open.
             self.fetcher.partial.remove(self.cache);
         }
         done
@@ -145,8 +163,11 @@ impl Filler<'_> {
             self.attend(&work, &threads, lock, sink);
             threads.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
         });
-        ended?;
-        self.publish(sink)
+        match ended {
+            Ok(()) => self.publish(lock, sink),
+            Err(Unfilled::Held) => copy_apart(self, sink),
+            Err(why) => Err(why),
+        }
     }
 
     /// Tells how far it is, and has the disk write, until all threads have ended.
@@ -176,24 +197,30 @@ impl Filler<'_> {
         }
     }
 
-    /// What a disk could not write is not there any more, whatever is marked.
+    /// What a disk could not write is not there any more, whatever is marked, and the kernel says so only once.
     fn sync(&self) {
         if let Err(error) = self.fetcher.partial.sync() {
-            self.fetcher.stop(Stopped::Unwritable(error.raw_os_error().unwrap_or(libc::EIO)));
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            self.fetcher.partial.make_void(Void::Lost(errno));
             self.fetcher.partial.remove(self.cache);
         }
     }
 
     /// Computes the digest of the whole, and gives it the name of a copy.
-    fn publish(&self, sink: &mut dyn ProgressSink) -> Result<(File, Digest), Unfilled> {
+    fn publish(&self, lock: Option<&Lock>, sink: &mut dyn ProgressSink) -> Result<(File, Digest), Unfilled> {
         let (partial, identity) = (&self.fetcher.partial, &self.source.identity);
         self.sync();
-        if let Some(Stopped::Unwritable(errno)) = self.fetcher.stopped() {
-            return Err(Unfilled::Cache(cause_of(errno)));
+        if let Some(why) = self.fetcher.stopped() {
+            return Err(why.into());
         }
         let mut done = 0;
+        // Those who wait must not take this for nothing.
+        let mut say = lock.map(|lock| lock.progress_writer(identity.size));
         let digest = copy(&partial.data, None, identity.size, &mut |bytes| {
             done += bytes;
+            if let Some(say) = &mut say {
+                say(bytes);
+            }
             sink.advance(Activity::Verifying, done, identity.size);
         });
         let digest = digest.map_err(|error| match error {
@@ -204,8 +231,12 @@ impl Filler<'_> {
             }
             CopyError::Shorter => Unfilled::Cache("it has become shorter".to_owned()),
         })?;
+        // Another process may have been told that the disk could not write.
+        if let Some(void) = partial.void() {
+            return Err(Stopped::Void(void).into());
+        }
+        // Those who have it open have all that they need.
         if !self.fetcher.is_unchanged() {
-            self.fetcher.stop(Stopped::Changed);
             partial.remove(self.cache);
             return Err(Unfilled::Changed);
         }
@@ -222,10 +253,6 @@ impl Filler<'_> {
 }
 
 const STACK: usize = 128 << 10;
-
-fn cause_of(errno: i32) -> String {
-    mizzen_core::failure::cause(&std::io::Error::from_raw_os_error(errno))
-}
 
 /// Where a node begins: each somewhere else, so that not all read the same part of a file system at the same time.
 fn first_piece(size: u64) -> u64 {
@@ -250,16 +277,14 @@ impl Work<'_> {
             sys::work_in_background();
         }
         let pieces = chunks(filler.fetcher.partial.size).div_ceil(PIECE);
-        let (mut failures, mut idle) = (0, 0);
+        let (mut failures, mut idle, mut wait) = (0, 0, Wait::new());
         // A piece that another one fetches is looked at again in the next round.
         while idle < pieces {
             if self.failed.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            match filler.fetcher.stopped() {
-                Some(Stopped::Changed) => return Err(Unfilled::Changed),
-                Some(Stopped::Unwritable(errno)) => return Err(Unfilled::Cache(cause_of(errno))),
-                None => {}
+            if let Some(why) = filler.fetcher.stopped() {
+                return Err(why.into());
             }
             if self.is_abandoned() {
                 return Err(Unfilled::Changed);
@@ -268,12 +293,15 @@ impl Work<'_> {
             match self.take_piece() {
                 Ok(Some(bytes)) => {
                     self.done.fetch_add(bytes, Ordering::Relaxed);
-                    (failures, idle) = (0, 0);
+                    (failures, idle, wait) = (0, 0, Wait::new());
                 }
                 Ok(None) => {
                     idle += 1;
                     if idle == pieces && !filler.fetcher.partial.is_complete().unwrap_or(false) {
-                        std::thread::sleep(Duration::from_millis(20));
+                        wait.wait(filler.fetcher.partial.present());
+                        if filler.pace == Pace::Foreground && wait.since.elapsed() > HELD {
+                            return Err(Unfilled::Held);
+                        }
                         idle = 0;
                     }
                 }
@@ -352,6 +380,27 @@ impl Work<'_> {
             }
         }
         Ok((bytes > 0).then_some(bytes))
+    }
+}
+
+/// Waits for others who have chunks under way: for those who do nothing, less and less often.
+struct Wait {
+    /// When they did something last,
+    since: Instant,
+    /// and how much there was then.
+    present: u64,
+}
+
+impl Wait {
+    fn new() -> Wait {
+        Wait { since: Instant::now(), present: 0 }
+    }
+
+    fn wait(&mut self, present: u64) {
+        if present != self.present {
+            *self = Wait { since: Instant::now(), present };
+        }
+        std::thread::sleep((self.since.elapsed() / 10).clamp(Duration::from_millis(20), MOST_SLEEP));
     }
 }
 

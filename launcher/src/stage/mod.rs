@@ -9,6 +9,7 @@
 //!
 //! The source is opened first in any case, so nobody uses a copy of what they cannot read.
 
+mod apart;
 pub mod broadcast;
 pub mod cache;
 pub mod commands;

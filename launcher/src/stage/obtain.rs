@@ -15,8 +15,8 @@ use tracing::debug;
 use super::cache::{self, Cache, copy_name, describe};
 use super::copy::{CopyError, copy, verify};
 use super::evict::{self, Limits};
-use super::fetch::Fetcher;
-use super::fill::{Filler, Pace, Unfilled};
+use super::fetch::{Fetcher, current};
+use super::fill::{self, Filler, Pace, Unfilled};
 use super::lock::{self, Lock, TryLock};
 use super::partial::Partial;
 use super::progress_sink::{Activity, ProgressSink};
@@ -62,8 +62,16 @@ pub fn obtain(
                 return Ok((file, digest, Provenance::Copied));
             }
             TryLock::Held(who) if who != heard.0 => heard = (who, Instant::now()),
-            TryLock::Held(who) if heard.1.elapsed() > STALLED => {
-                return Err(StageError::Cache(format!("{who} is copying it and makes no progress")));
+            TryLock::Held(who) if heard.1.elapsed() > fill::STALLED => {
+                // Whoever fills a copy in the making tells of it each second. If its holder does not, as in a suspended job, to
+                // fill it at the same time does no harm.
+                if let Some((file, digest)) = complete(cache, source, &staging.limits, None, sink)? {
+                    return Ok((file, digest, Provenance::Copied));
+                }
+                if heard.1.elapsed() > STALLED {
+                    return Err(StageError::Cache(format!("{who} is copying it and makes no progress")));
+                }
+                std::thread::sleep(lock::PAUSE);
             }
             TryLock::Held(who) => {
                 if !told && begin.elapsed() > PATIENT {
@@ -124,7 +132,7 @@ fn make(
 ) -> Result<(File, Digest), StageError> {
     let identity = &source.identity;
     settle(identity);
-    if let Some(made) = complete(cache, source, limits, lock, sink)? {
+    if let Some(made) = complete(cache, source, limits, Some(lock), sink)? {
         return Ok(made);
     }
     let mut attempt = |freed| {
@@ -150,7 +158,7 @@ fn complete(
     cache: &Cache,
     source: &SourceImage,
     limits: &Limits,
-    lock: &Lock,
+    lock: Option<&Lock>,
     sink: &mut dyn ProgressSink,
 ) -> Result<Option<(File, Digest)>, StageError> {
     if cache.shared {
@@ -159,12 +167,17 @@ fn complete(
     let opened = Partial::open(cache, &source.identity).or_debug("a copy in the making is not used");
     let Some(partial) = opened.flatten() else { return Ok(None) };
     let original = source.file.try_clone().map_err(|error| StageError::Cache(cause(&error)))?;
-    let fetcher = Fetcher::new(partial, original, source.identity.clone());
+    let fetcher = Fetcher::new(partial, original, source.identity.clone(), cache, limits);
     let filler = Filler { fetcher: &fetcher, cache, source, limits, pace: Pace::Foreground };
-    match filler.complete(Some(lock), sink) {
+    match filler.complete(lock, sink) {
         Ok(made) => Ok(Some(made)),
         Err(Unfilled::Source(error)) => Err(StageError::Source(unreadable(source.path, &error))),
-        Err(Unfilled::Changed) => Err(StageError::Source(changing(source.path))),
+        Err(Unfilled::Changed) => {
+            // Nobody comes back to it.
+            fetcher.partial.remove(cache);
+            Err(StageError::Source(changing(source.path)))
+        }
+        Err(Unfilled::Held) => Ok(None),
         Err(Unfilled::Cache(why)) => {
             // It may be damaged, or need more room than there is: a copy of its own may do.
             debug!(why, "a copy in the making cannot be completed");
@@ -234,7 +247,7 @@ fn fill(
         CopyError::Source(error) => Full::Other(StageError::Source(unreadable(source.path, &error))),
         CopyError::Shorter => Full::Other(StageError::Source(changing(source.path))),
     })?;
-    let now = FileIdentity::of(source.file).map(|now| FileIdentity { mount: identity.mount.clone(), ..now });
+    let now = current(source.file).map(|now| FileIdentity { mount: identity.mount.clone(), ..now });
     if !now.is_ok_and(|now| now == *identity) {
         return Err(Full::Other(StageError::Source(changing(source.path))));
     }

@@ -3,6 +3,11 @@
 //!
 //! Whatever is wrong with the copy or the copier, the original is read, as without any copy. Only a change of the original ends that:
 //! a program gets bytes of the file that was opened, or an error.
+//!
+//! Where only the original's time of change is another one, it was moved, linked, or given another mode, which is no reason to end
+//! a container; or it was written to by somebody who has set its time of modification back, which nobody can tell from here. Then
+//! nothing of the copy is used any more, and the image is used where it is: so there is no mixture of the two, and what a writer
+//! does to a running program is what they would do without a copy.
 
 use std::fs::File;
 use std::io;
@@ -21,8 +26,8 @@ use nix::unistd::{read, write};
 use super::cache::Cache;
 use super::copier::{ANSWER, Job, REQUEST, decode};
 use super::evict::Limits;
-use super::fetch::{Fetched, has_same_content};
-use super::partial::{Partial, chunks, chunks_of, is_good, marks_in};
+use super::fetch::{Comparison, Fetched, compare};
+use super::partial::{Partial, Void, chunks, chunks_of, is_good, marks_in, void_in};
 use super::source::{FileIdentity, SourceImage};
 use super::{fs_type, obtain};
 use crate::image::shown;
@@ -35,7 +40,7 @@ const OWN: usize = 0;
 const PATIENCE: i64 = 30;
 
 /// Reading takes this beside what every server may call: to see that the original is the same.
-const CALLS: &[libc::c_long] = &[libc::SYS_fstat];
+const CALLS: &[libc::c_long] = &[libc::SYS_fstat, libc::SYS_statx];
 
 /// The image, from two files.
 pub struct ReadThrough {
@@ -54,6 +59,8 @@ pub struct ReadThrough {
     pool: Mutex<Pool>,
     is_servers: AtomicBool,
     freed: Condvar,
+    /// Whether this process has seen that the original was touched.
+    touched: AtomicBool,
     /// How many bytes were not there when they were asked for.
     missed: AtomicU64,
     /// Why the copy is not completed, and who is told.
@@ -115,6 +122,7 @@ impl ReadThrough {
             freed: Condvar::new(),
             sockets,
             original,
+            touched: AtomicBool::new(false),
             missed: AtomicU64::new(0),
             note: OnceLock::new(),
             tell: OnceLock::new(),
@@ -123,6 +131,10 @@ impl ReadThrough {
 
     /// Whether the copy has these bytes.
     fn has(&self, at: u64, length: u64) -> bool {
+        // Also of what was good: the disk may have lost it since.
+        if self.void().is_some() {
+            return false;
+        }
         let wanted = chunks_of(at, length);
         let bit = |chunk: u64| (self.known.get((chunk / 64) as usize), 1_u64 << (chunk % 64));
         let is_known = |chunk| match bit(chunk) {
@@ -142,6 +154,14 @@ impl ReadThrough {
             }
         }
         true
+    }
+
+    /// Why nothing of the copy is used any more, if that is so.
+    fn void(&self) -> Option<Void> {
+        match self.touched.load(Ordering::Relaxed) {
+            true => Some(Void::Touched),
+            false => void_in(&self.record),
+        }
     }
 
     /// Has the copier bring these bytes. None if there is no copier any more.
@@ -194,8 +214,7 @@ impl ReadThrough {
     }
 
     /// The copy is not completed, for this reason: the user is told once.
-    fn give_up(&self, errno: i32) {
-        let why = cause(&io::Error::from_raw_os_error(errno));
+    fn give_up(&self, why: &str) {
         let note = format!(
             "{}: its copy on the node is not completed: {why}; it is read from where it is",
             self.name
@@ -209,8 +228,13 @@ impl ReadThrough {
 
     fn read_original(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
         let read = FileExt::read_exact_at(&self.original, buffer, at);
-        if !has_same_content(&self.original, &self.identity) {
-            return Err(changed());
+        match compare(&self.original, &self.identity) {
+            Comparison::Same => {}
+            Comparison::Touched => {
+                self.touched.store(true, Ordering::Relaxed);
+                self.give_up(&Void::Touched.cause());
+            }
+            Comparison::Changed => return Err(changed()),
         }
         read
     }
@@ -235,13 +259,20 @@ impl ByteSource for ReadThrough {
         }
         if !self.has(at, length) {
             self.missed.fetch_add(length, Ordering::Relaxed);
+            if let Some(void) = self.void() {
+                self.give_up(&void.cause());
+                return self.read_original(buffer, at);
+            }
             match self.ask(at, length) {
                 Some(Fetched::Kept) => {}
                 Some(Fetched::Changed) => return Err(changed()),
                 Some(Fetched::Unreadable(errno)) => return Err(io::Error::from_raw_os_error(errno)),
                 Some(Fetched::Unkept(errno)) => {
                     if errno != 0 {
-                        self.give_up(errno);
+                        self.give_up(&cause(&io::Error::from_raw_os_error(errno)));
+                    }
+                    if let Some(void) = self.void() {
+                        self.give_up(&void.cause());
                     }
                     return self.read_original(buffer, at);
                 }

@@ -24,7 +24,7 @@ pub trait ByteSource: Send + Sync {
     /// These bytes will be needed soon. Only a hint.
     fn will_need(&self, at: u64, length: u64);
 
-    /// A file that has these bytes, at this same place and for good: for those who have the kernel move them without
+    /// A file that has these bytes, at this same place: for those who have the kernel move them at once, without
     /// reading them. None if there is none now.
     fn file_with(&self, at: u64, length: u64) -> Option<BorrowedFd<'_>>;
 

@@ -29,8 +29,8 @@ use super::cache::{BROKEN, Cache, TEMPORARY, describe};
 use super::evict::{self, Limits};
 use super::source::{FileIdentity, SourceImage};
 use crate::trace::OrDebug;
-pub use record::{CHUNK, Head, chunks, decode};
-use record::{DEMAND_AT, DURABLE, HEAD, MISSING, WRITTEN, are_marks, boot};
+pub use record::{CHUNK, Head, Void, chunks, decode};
+use record::{DEMAND_AT, DURABLE, HEAD, MISSING, VOID_AT, WRITTEN, are_marks, boot};
 
 /// Begins the name of a copy in the making.
 pub const PARTIAL: &str = "partial-";
@@ -278,6 +278,19 @@ impl Partial {
         Ok(())
     }
 
+    /// Has nobody use anything of it any more, in whatever process.
+    pub fn make_void(&self, why: Void) {
+        if self.record.write_all_at(&[why.encode()], VOID_AT).is_err() {
+            // A record that cannot be read is void as well.
+            ftruncate(&self.record, 0).or_debug("a copy in the making that cannot be trusted stays");
+        }
+    }
+
+    /// Why nothing of it can be used, if that is so.
+    pub fn void(&self) -> Option<Void> {
+        void_in(&self.record)
+    }
+
     /// Notes that somebody waits for a chunk now.
     pub fn note_demand(&self) {
         let _ = self.record.write_all_at(&now().to_ne_bytes(), DEMAND_AT);
@@ -309,7 +322,17 @@ pub fn marks_in(record: &File, chunks: Range<u64>) -> io::Result<Vec<u8>> {
     Ok(marks)
 }
 
-/// Whether a chunk with this mark can be used: in a record of this boot.
+/// Why nothing can be used of the copy with this record, if that is so. It costs a read of one byte; a mapping would cost nothing,
+/// and a signal if the file is cut off.
+pub fn void_in(record: &File) -> Option<Void> {
+    let mut reason = [0];
+    match record.read_exact_at(&mut reason, VOID_AT) {
+        Ok(()) => Void::decode(reason[0]),
+        Err(error) => Some(Void::Lost(error.raw_os_error().unwrap_or(libc::EIO))),
+    }
+}
+
+/// Whether a chunk with this mark can be used: in a record of this boot that is not void.
 pub fn is_good(mark: u8) -> bool {
     matches!(mark, WRITTEN | DURABLE)
 }

@@ -1,12 +1,16 @@
 //! The record of a copy in the making: which chunks of it are good. Runs as the user on the host.
 //!
 //!     0     a line of JSON, and zeros behind it: what the copy is of, and in which boot of the node it was written last
+//!     4087  0, or why nothing of it is used any more: the number of an error, or 255 if the original was touched
 //!     4088  when somebody last waited for a chunk, in milliseconds since 1970
 //!     4096  one byte for each chunk: 0 missing, `w` written, `D` on disk
 //!
 //! A chunk is marked `w` when all of it is written, and `D` when the disk has said that it has it. A killed process loses
 //! nothing that it has written; a node that loses power may, and have the mark all the same. So `w` is believed only in the
 //! boot in which it was written.
+//!
+//! When the disk tells that it could not write, nobody knows what is lost, and what is marked may be read as zeros. Then the whole
+//! record is void: whoever has it open looks at that before they use a chunk, and for those who come later it is no record.
 
 use std::path::Path;
 
@@ -20,6 +24,9 @@ pub const CHUNK: u64 = 128 << 10;
 pub const HEAD: u64 = 4096;
 /// Where the time of the last demand is.
 pub const DEMAND_AT: u64 = HEAD - 8;
+
+/// Why nothing of it is used any more, if it is void. A head has zeros there.
+pub const VOID_AT: u64 = DEMAND_AT - 1;
 
 /// The chunk is not there.
 pub const MISSING: u8 = 0;
@@ -85,6 +92,47 @@ impl Head {
         let is_known = head.version == VERSION && head.chunk == CHUNK && is_boot;
         // The same said in other words was not written here.
         (is_known && head.encode().is_some_and(|written| written == bytes)).then_some(head)
+    }
+}
+
+/// Why nothing of a copy in the making is used any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Void {
+    /// The disk could not write what was marked.
+    Lost(i32),
+    /// The original's time of change is another one, and nothing else: whether its content is, nobody can tell.
+    Touched,
+}
+
+const TOUCHED: u8 = 255;
+
+impl Void {
+    /// As the record has it: never 0.
+    pub fn encode(self) -> u8 {
+        match self {
+            Void::Touched => TOUCHED,
+            Void::Lost(errno) => u8::try_from(errno)
+                .ok()
+                .filter(|byte| ![0, TOUCHED].contains(byte))
+                .unwrap_or(libc::EIO as u8),
+        }
+    }
+
+    /// Reads it back.
+    pub fn decode(byte: u8) -> Option<Void> {
+        match byte {
+            0 => None,
+            TOUCHED => Some(Void::Touched),
+            errno => Some(Void::Lost(i32::from(errno))),
+        }
+    }
+
+    /// The cause, for people.
+    pub fn cause(self) -> String {
+        match self {
+            Void::Lost(errno) => mizzen_core::failure::cause(&std::io::Error::from_raw_os_error(errno)),
+            Void::Touched => "its times, names or mode were changed meanwhile".to_owned(),
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 use super::record::decode;
 use super::*;
 use crate::image::testing::Scratch;
-use crate::stage::fetch::{Fetched, Fetcher, Stopped};
+use crate::stage::fetch::{Comparison, Fetched, Fetcher, Stopped, compare};
 use crate::stage::fill::{Filler, Pace, Silent};
 
 const SIZE: u64 = 5 * CHUNK + 77;
+const UNLIMITED: Limits = Limits { max_size: None, keep_free: None };
 
 fn content() -> Vec<u8> {
     (0..SIZE).map(|i| (i ^ (i >> 9) ^ (i >> 17)) as u8).collect()
@@ -136,7 +137,8 @@ fn what_is_in_use_stays() {
 fn a_demand_is_kept_and_forward_readers_get_more() {
     let (_scratch, cache, original) = cache_and_original();
     let identity = FileIdentity::of(&original).unwrap();
-    let fetcher = Fetcher::new(begun(&cache, &original).reopen().unwrap(), original, identity);
+    let fetcher =
+        Fetcher::new(begun(&cache, &original).reopen().unwrap(), original, identity, &cache, &UNLIMITED);
     assert_eq!(fetcher.demand(chunks_of(CHUNK, 1)), Fetched::Kept);
     assert_eq!(marks(&fetcher.partial), b"\0w\0\0\0\0");
     assert_eq!(fetcher.demand(chunks_of(2 * CHUNK, 1)), Fetched::Kept);
@@ -150,7 +152,8 @@ fn a_demand_is_kept_and_forward_readers_get_more() {
 fn nothing_of_a_changed_original_is_kept() {
     let (scratch, cache, original) = cache_and_original();
     let identity = FileIdentity::of(&original).unwrap();
-    let fetcher = Fetcher::new(begun(&cache, &original).reopen().unwrap(), original, identity);
+    let fetcher =
+        Fetcher::new(begun(&cache, &original).reopen().unwrap(), original, identity, &cache, &UNLIMITED);
     assert_eq!(fetcher.demand(0..1), Fetched::Kept);
     std::thread::sleep(Duration::from_millis(20));
     File::options().write(true).open(scratch.path().join("original")).unwrap().write_all_at(b"x", 9).unwrap();
@@ -164,7 +167,7 @@ fn a_stopped_holder_of_a_chunk_is_not_waited_for_for_ever() {
     let (_scratch, cache, original) = cache_and_original();
     let identity = FileIdentity::of(&original).unwrap();
     let partial = begun(&cache, &original);
-    let fetcher = Fetcher::new(partial.reopen().unwrap(), original, identity);
+    let fetcher = Fetcher::new(partial.reopen().unwrap(), original, identity, &cache, &UNLIMITED);
     assert!(partial.try_lock(0));
     let begin = std::time::Instant::now();
     assert_eq!(fetcher.demand(0..1), Fetched::Unkept(0));
@@ -178,7 +181,13 @@ fn a_complete_one_becomes_a_copy() {
     let partial = begun(&cache, &original);
     let reader = partial.open_read_only().unwrap();
     let limits = Limits::default();
-    let fetcher = Fetcher::new(partial.reopen().unwrap(), original.try_clone().unwrap(), identity.clone());
+    let fetcher = Fetcher::new(
+        partial.reopen().unwrap(),
+        original.try_clone().unwrap(),
+        identity.clone(),
+        &cache,
+        &UNLIMITED,
+    );
     assert_eq!(fetcher.demand(3..4), Fetched::Kept);
     let source = source(&original, std::path::Path::new("/shared/original"));
     let filler =
@@ -192,4 +201,102 @@ fn a_complete_one_becomes_a_copy() {
     assert!(marks_in(&reader.1, 0..6).unwrap().iter().all(|mark| is_good(*mark)));
     // The next one has nothing to do.
     filler.run(&mut Silent).unwrap();
+}
+
+/// Marks are of no worth when the disk could not write, in every process that has the record open.
+#[test]
+fn a_void_one_is_used_by_nobody() {
+    let (_scratch, cache, original) = cache_and_original();
+    let identity = FileIdentity::of(&original).unwrap();
+    let one = begun(&cache, &original);
+    let (_, record) = one.open_read_only().unwrap();
+    let fetcher =
+        Fetcher::new(one.reopen().unwrap(), original.try_clone().unwrap(), identity, &cache, &UNLIMITED);
+    assert_eq!(fetcher.demand(0..2), Fetched::Kept);
+    assert_eq!((one.void(), void_in(&record)), (None, None));
+    one.make_void(Void::Lost(libc::ENOSPC));
+    let void = Some(Void::Lost(libc::ENOSPC));
+    assert_eq!((one.void(), void_in(&record)), (void, void));
+    assert_eq!(fetcher.demand(0..1), Fetched::Unkept(0), "it is marked all the same");
+    assert_eq!(fetcher.stopped(), void.map(Stopped::Void));
+    // Nobody goes on with it.
+    assert_eq!(marks(&begun(&cache, &original)), vec![MISSING; 6]);
+    // A record that is gone is as good as void.
+    record_of(&one).set_len(0).unwrap();
+    assert_eq!(void_in(&record), Some(Void::Lost(libc::EIO)));
+}
+
+fn record_of(partial: &Partial) -> File {
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&partial.record));
+    File::options().write(true).open(path).unwrap()
+}
+
+/// What has another mode, name or link is not another image; but its time of change does not tell that from a write whose time of
+/// modification was set back.
+#[test]
+fn of_a_touched_original_nothing_is_kept() {
+    let (scratch, cache, original) = cache_and_original();
+    let identity = FileIdentity::of(&original).unwrap();
+    let fetcher = Fetcher::new(
+        begun(&cache, &original).reopen().unwrap(),
+        original.try_clone().unwrap(),
+        identity.clone(),
+    );
+    assert_eq!(fetcher.demand(0..1), Fetched::Kept);
+    std::thread::sleep(Duration::from_millis(20));
+    let path = scratch.path().join("original");
+    std::fs::rename(&path, scratch.path().join("old")).unwrap();
+    assert_eq!(compare(&original, &identity), Comparison::Touched);
+    assert_eq!(fetcher.demand(1..2), Fetched::Unkept(0));
+    assert_eq!(fetcher.stopped(), Some(Stopped::Void(Void::Touched)));
+    assert_eq!(
+        (marks(&fetcher.partial), fetcher.demand(0..1)),
+        (b"w\0\0\0\0\0".to_vec(), Fetched::Unkept(0))
+    );
+    // Without a name it is what it was, for those who have it open.
+    std::fs::remove_file(scratch.path().join("old")).unwrap();
+    assert_eq!(compare(&original, &identity), Comparison::Same);
+}
+
+#[test]
+fn why_a_record_is_void_is_one_byte() {
+    for (void, cause) in [
+        (Void::Lost(libc::EDQUOT), "Disk quota exceeded"),
+        (Void::Touched, "its times, names or mode were changed meanwhile"),
+    ] {
+        assert_eq!(Void::decode(void.encode()), Some(void));
+        assert_eq!(void.cause(), cause);
+    }
+    assert_eq!(Void::decode(0), None);
+    // Whatever has no number of its own there.
+    assert_eq!([0, 255, 512].map(|errno| Void::Lost(errno).encode()), [libc::EIO as u8; 3]);
+}
+
+/// A suspended job's copier keeps the locks of what it was fetching. Whoever waits for the whole copy makes it all the same.
+#[test]
+fn what_a_stopped_process_has_under_way_is_copied_apart() {
+    let (_scratch, cache, original) = cache_and_original();
+    let identity = FileIdentity::of(&original).unwrap();
+    let stopped = begun(&cache, &original);
+    assert!(stopped.try_lock(2));
+    let limits = Limits::default();
+    let fetcher = Fetcher::new(
+        stopped.reopen().unwrap(),
+        original.try_clone().unwrap(),
+        identity.clone(),
+        &cache,
+        &UNLIMITED,
+    );
+    assert_eq!(fetcher.demand(3..4), Fetched::Kept);
+    let source = source(&original, std::path::Path::new("/shared/original"));
+    let filler =
+        Filler { fetcher: &fetcher, cache: &cache, source: &source, limits: &limits, pace: Pace::Foreground };
+    let begin = std::time::Instant::now();
+    filler.run(&mut Silent).unwrap();
+    assert!((4..60).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+    let (copy, digest) = cache.find(&identity).unwrap();
+    assert_eq!(std::fs::read(cache.copy_path(digest)).unwrap(), content());
+    assert!(cache.names(PARTIAL).unwrap().is_empty());
+    // When the other one goes on, the copy is not what it writes to.
+    assert_ne!(fstat(&copy).unwrap().st_ino, fstat(&stopped.data).unwrap().st_ino);
 }
