@@ -341,6 +341,17 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_key_may_be_a_slip() {
+        for (key, hint) in [
+            ("device", "did you mean devices?"),
+            ("driver_version", "docs/gpu-and-fabric.md explains the keys of these files"),
+        ] {
+            let failure = parse(&format!("switch = \"gpu\"\nwhen = [\"/x\"]\n{key} = []")).unwrap_err();
+            assert_eq!(failure.hint.as_deref(), Some(hint), "{failure:?}");
+        }
+    }
+
+    #[test]
     fn what_belongs_to_the_c_library() {
         for name in ["libc.so.6", "ld-linux-x86-64.so.2", "libm.so.6", "libstdc++.so.6", "libnss_sss.so.2"] {
             assert!(belongs_to_libc(name), "{name}");
