@@ -29,7 +29,7 @@ use crate::failures::{cannot_write, failure_of};
 use crate::layer::{Layer, LayerCache, Region, convert};
 use crate::manifest::{BlobDigest, CONFIG_LIMIT, Descriptor, Manifest, Platform};
 use crate::output::Draft;
-use crate::progress::{Bar, Bars};
+use crate::progress::{Bar, Bars, WRITING};
 use crate::registry::Client;
 use crate::shown;
 use crate::source::{
@@ -332,7 +332,7 @@ impl Importer<'_> {
     /// Writes the image of converted layers.
     fn write(&self, layers: &[Layer], config: Option<&[u8]>, output: &File) -> Result<(), AssembleError> {
         let total = layers.iter().map(Layer::blocks_len).sum();
-        let bar = self.bars.add("writing", Some(total));
+        let bar = self.bars.add(WRITING, Some(total));
         let file = clone(output)?;
         file.set_len(0)
             .and_then(|()| (&file).rewind())

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::termios::tcgetwinsize;
 
+pub use render::WRITING;
 use render::{Screen, State, lines, sum};
 
 /// Nothing is shown before.

@@ -195,6 +195,7 @@ fn a_save_is_in_the_limits_of_its_job_and_tells_how_far_it_is() {
     );
     assert_eq!(slow.code, 0, "{}", slow.text());
     assert!(slow.stderr.contains("mizzen: /home/alice/x.sqsh: saving: "), "{}", slow.text());
+    assert!(!slow.stderr.contains("layers"), "{}", slow.text());
     assert_failed(&slow, 0, "mizzen: note: node1: exported the container to /home/alice/x.sqsh, ");
     // Files in memory count, and so does the image that is written there: it does not fit.
     cluster.run("echo old > kept.sqsh");

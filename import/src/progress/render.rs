@@ -11,6 +11,9 @@ const BAR: u64 = 24;
 /// Characters of a name, at most.
 const NAME: usize = 24;
 
+/// The bar of the image, which is written when all layers are there.
+pub const WRITING: &str = "writing";
+
 /// A bar at a moment.
 pub struct State<'a> {
     pub name: &'a str,
@@ -63,8 +66,11 @@ pub fn lines(states: &[State], width: usize, height: usize) -> Vec<String> {
     lines
 }
 
-/// All bars in one line.
+/// All bars in one line: what has arrived, and how much of the image is written.
 pub fn sum(states: &[State], elapsed: Duration) -> String {
+    let writing = states.iter().find(|state| state.name == WRITING).and_then(State::percent);
+    let writing = writing.map_or_else(String::new, |percent| format!(", writing {percent} %"));
+    let states: Vec<&State> = states.iter().filter(|state| state.name != WRITING).collect();
     let done: u64 = states.iter().map(|state| state.done).sum();
     let rate = done as f64 / elapsed.as_secs_f64().max(0.001) / 1e6;
     let ended = states.iter().filter(|state| state.outcome.is_some()).count();
@@ -81,7 +87,7 @@ pub fn sum(states: &[State], elapsed: Duration) -> String {
     // A directory, or a container that is saved, has none.
     let layers =
         if states.len() == 1 { String::new() } else { format!(", {ended} of {} layers done", states.len()) };
-    format!("{bytes} ({rate:.0} MB/s){layers}")
+    format!("{bytes} ({rate:.0} MB/s){layers}{writing}")
 }
 
 /// What a terminal shows, and how it is replaced.
@@ -209,6 +215,10 @@ mod tests {
         let unknown = [state("a", None, 5_000_000, None), state("b", Some(9), 0, None)];
         assert_eq!(sum(&unknown, second), "5.0 MB (5 MB/s), 0 of 2 layers done");
         assert_eq!(sum(&unknown[..1], second), "5.0 MB (5 MB/s)");
+        // What is saved is read, and then written: no byte counts twice.
+        let saved =
+            [state("a", None, 5_000_000, Some("read")), state(WRITING, Some(4_000_000), 1_000_000, None)];
+        assert_eq!(sum(&saved, second), "5.0 MB (5 MB/s), writing 25 %");
         assert_eq!(sum(&[], second), "0.0 MB (0 MB/s), 0 of 0 layers done");
         let more = [state("a", Some(5), 500, None)];
         assert!(sum(&more, Duration::ZERO).starts_with("100 %"), "a registry that sends more than it says");
