@@ -43,6 +43,8 @@ mod own_hostname;
 mod pyxis;
 mod pyxis_cases;
 mod read_through;
+mod read_through_calls;
+mod read_through_changes;
 mod read_through_faults;
 mod registry_images;
 mod registry_requests;

@@ -145,6 +145,81 @@ fn who_must_know_the_content_waits_for_it() {
     }
 }
 
+/// Where the site has all content verified, nobody starts before it is known; meanwhile the user sees how far it is.
+#[test]
+fn a_site_that_verifies_waits() {
+    let cluster = large_cluster("verifies", "stage_verify = \"always\"\n");
+    let image = format!("/slow/{LARGE}");
+    slow_mount(&cluster, "6M");
+    let digest = digest_of(&cluster, &format!("/shared/{LARGE}"));
+    let start = format!("mizzen run {image} sh -c 'echo $MIZZEN_IMAGE_DIGEST'");
+    let first = cluster.run(&start);
+    assert_out(&first, 0, &format!("{digest}\n"));
+    assert!(first.stderr.contains(&format!("ctl: {image}: copying to the node: ")), "{}", first.text());
+    assert_copied(&cluster, &format!("/shared/{LARGE}"));
+    // What there is of it was brought by a start that did not wait, and is not fetched again.
+    cluster.run("mizzen cache remove --all");
+    let settings = cluster.run("cat /etc/mizzen/mizzen.toml").stdout;
+    cluster
+        .write_everywhere("/etc/mizzen/mizzen.toml", &settings.replace("\"always\"", "\"never\""))
+        .unwrap();
+    assert_out(
+        &cluster.run(&format!("mizzen run {image} sh -c 'sleep 1; echo ${{MIZZEN_IMAGE_DIGEST-none}}'")),
+        0,
+        "none\n",
+    );
+    assert_eq!(partials(&cluster).len(), 1);
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", &settings).unwrap();
+    let before = served_slowly(&cluster);
+    assert_out(&cluster.run(&start), 0, &format!("{digest}\n"));
+    let size: u64 = cluster.run(&format!("stat -c %s {image}")).stdout.trim().parse().unwrap();
+    let read = served_slowly(&cluster) - before;
+    assert!(read < size, "{read} bytes were read of {size}");
+}
+
+/// The thread that fills leaves processors and disks to others; the one that answers does not.
+#[test]
+fn the_background_has_a_low_priority() {
+    let cluster = large_cluster("priority", "");
+    slow_mount(&cluster, "4M");
+    let told = cluster.run(&format!(
+        "mizzen run /slow/{LARGE} sh -c 'touch ready; sleep 2' & until [ -e ready ]; do sleep 0.1; done; sleep 0.5; \
+         for t in /proc/$(pgrep -u alice -x mizzen-copy)/task/*; do set -- $(cat $t/stat); echo ${{19}} $(ionice -p ${{t##*/}}); done; wait"
+    ));
+    let threads: Vec<&str> = told.stdout.lines().collect();
+    let (background, others): (Vec<&str>, _) = threads.iter().partition(|thread| thread.ends_with(" idle"));
+    assert!(background.contains(&"10 idle"), "{}", told.text());
+    // As low as the job's own processes are.
+    let is_low =
+        |thread: &&str| thread.split(' ').next().is_none_or(|nice| nice.parse::<i32>().unwrap() >= 10);
+    assert!(!others.is_empty() && !others.iter().any(is_low), "{}", told.text());
+}
+
+/// Whatever starts it: jobs, and steps of one job, at the same time.
+#[test]
+fn jobs_and_steps_read_an_image_once() {
+    let cluster = large_cluster("jobs", "");
+    let image = format!("/shared/{LARGE}");
+    let size: u64 = cluster.run(&format!("stat -c %s {image}")).stdout.trim().parse().unwrap();
+    let before = served(&cluster, "node1");
+    let step = format!(
+        "srun --exact -n1 -c1 --mem=100 --container={image} sh -c 'echo $(cat /image) $(cat /data/* | wc -c)'"
+    );
+    let script = format!("#!/bin/sh\n{step} &\n{step} &\nwait\n");
+    cluster.write_everywhere("/tmp/job", &script).unwrap();
+    let submitted = cluster.run(
+        "for i in 1 2 3; do sbatch -n2 --mem=300 -o out.$i /tmp/job; done > /dev/null; \
+         while [ -n \"$(squeue -h)\" ]; do sleep 0.2; done; cat out.*",
+    );
+    assert_out(&submitted, 0, &"large 25165824\n".repeat(6));
+    assert_eq!(cluster.run(&format!("srun mizzen stage {image}")).code, 0);
+    let read = served(&cluster, "node1") - before;
+    assert!(read <= size + size / 10, "{read} bytes were read of {size}");
+    let left =
+        cluster.run_on("node1", User::Alice, &format!("ls {CACHE} | grep -E 'sha256-|partial-'")).stdout;
+    assert_eq!(left, format!("{}\n", digest_of(&cluster, &image).replace(':', "-")));
+}
+
 /// As for images: data is there at once, and a copy is made.
 #[test]
 fn data_is_read_through_like_an_image() {

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-use crate::check::with_images;
+use crate::check::{assert_out, run_in_time, with_images};
 use crate::images::ImageTree;
 use crate::{Cluster, SharedFs, Spec, User};
 
@@ -159,4 +159,18 @@ pub fn copies(cluster: &Cluster) -> Vec<String> {
 #[track_caller]
 pub fn assert_sound(cluster: &Cluster, what: &str) {
     assert_sound_in(cluster, User::Alice, CACHE, what);
+}
+
+/// Whatever there is of an image, the next start has the right files, and the copy that comes of it is right.
+#[track_caller]
+pub fn assert_recovers(cluster: &Cluster, image: &str, what: &str) {
+    assert_sound(cluster, what);
+    // What the background has not done by then is done at once.
+    let again = run_in_time(
+        cluster,
+        &format!("mizzen run {image} sh -c 'sha256sum < /data/0' && mizzen stage {image} >&2"),
+    );
+    assert_out(&again, 0, &sum_of(0));
+    assert_eq!(copies(cluster), [digest_of(cluster, image).replace(':', "-")], "{what}");
+    assert_sound(cluster, what);
 }

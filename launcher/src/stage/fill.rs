@@ -99,7 +99,7 @@ impl Filler<'_> {
     pub fn run(&self, sink: &mut dyn ProgressSink) -> Result<(), Unfilled> {
         let Some(lock) = self.take_turn().map_err(Unfilled::Cache)? else { return Ok(()) };
         let done = self.complete(lock.as_ref(), sink).map(drop);
-        if let Err(Unfilled::Changed | Unfilled::Cache(_)) = done {
+        if matches!(done, Err(Unfilled::Changed)) || self.fetcher.stopped().is_some() {
             // Nobody comes back to it, or it only takes room on a disk that has none. Those who use it have it open.
             self.fetcher.partial.remove(self.cache);
         }
@@ -141,7 +141,7 @@ impl Filler<'_> {
         }
         let work = Work {
             filler: self,
-            next: Mutex::new(first_piece(size)),
+            next: Mutex::new(first_piece(size, &node_name())),
             done: &done,
             failed: AtomicBool::new(false),
         };
@@ -255,8 +255,8 @@ impl Filler<'_> {
 const STACK: usize = 128 << 10;
 
 /// Where a node begins: each somewhere else, so that not all read the same part of a file system at the same time.
-fn first_piece(size: u64) -> u64 {
-    let hash: [u8; 32] = Sha256::digest(node_name()).into();
+fn first_piece(size: u64, node: &str) -> u64 {
+    let hash: [u8; 32] = Sha256::digest(node).into();
     let number = hash.iter().take(8).fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
     number % chunks(size).div_ceil(PIECE).max(1)
 }
@@ -412,5 +412,24 @@ impl ProgressSink for Silent {
 
     fn note(&mut self, text: &str) {
         debug!(text, "of a copy in the making");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_begin_at_different_places() {
+        let size = 20 << 30;
+        let pieces = chunks(size).div_ceil(PIECE);
+        let mut tenths = [0_u32; 10];
+        for node in 0..1000 {
+            let first = first_piece(size, &format!("node{node:04}"));
+            assert!(first < pieces);
+            tenths[(first * 10 / pieces) as usize] += 1;
+        }
+        assert!(tenths.iter().all(|nodes| (50..150).contains(nodes)), "{tenths:?}");
+        assert_eq!([0, 1, CHUNK].map(|size| first_piece(size, "node1")), [0; 3]);
     }
 }
