@@ -576,3 +576,38 @@ fn whoever_waits_for_a_container_is_told_for_whom() {
         }
     }
 }
+
+/// Who takes all names that a user's directory may have does not keep that user from named containers.
+#[test]
+fn names_that_others_have_taken_cost_no_container() {
+    let cluster = start(Release::Slurm22_05, "name-taken");
+    assert_out(
+        &cluster.run_on("node1", User::Bob, "mkdir /disk/mizzen-2001 /disk/mizzen-2001.{1..15}"),
+        0,
+        "",
+    );
+    let first = cluster
+        .run("srun -Q --container-image=/shared/a.sqsh --container-name=x sh -c 'cat /image; touch /kept'");
+    assert_out(&first, 0, "a\n");
+    let run = |script: &str| on_node(&cluster, &format!("mizzen run --name dev /shared/a.sqsh {script}"));
+    assert_out(&run("touch /x"), 0, "");
+    // It is found again, and is one.
+    assert_out(&run("ls /x"), 0, "/x\n");
+    let own =
+        on_node(&cluster, "find /disk -maxdepth 1 -user alice -printf '%f %m\\n' | sed 's/x[0-9a-f]*/x/'");
+    assert_out(&own, 0, "mizzen-2001.x 700\n");
+    assert_out(
+        &on_node(&cluster, "mizzen containers remove dev; mizzen containers list"),
+        0,
+        "dev: removed\n",
+    );
+    // Where nobody may list the directory, it could not be found again.
+    let hidden = cluster.run_on("node1", User::Root, "rm -rf /disk/mizzen-2001.x*; chmod 1733 /disk");
+    assert_eq!(hidden.code, 0);
+    assert_told(
+        &run("true"),
+        125,
+        "mizzen: /disk/mizzen-2001: belongs to uid 2002, not to you",
+        "an administrator can make it: install -d -m 700 -o 2001 /disk/mizzen-2001",
+    );
+}
