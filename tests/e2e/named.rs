@@ -611,3 +611,19 @@ fn names_that_others_have_taken_cost_no_container() {
         "an administrator can make it: install -d -m 700 -o 2001 /disk/mizzen-2001",
     );
 }
+
+/// Another cluster knows nothing of the jobs here.
+#[test]
+fn containers_of_a_job_of_another_cluster_stay() {
+    let cluster = start(Release::Slurm22_05, "name-cluster");
+    let made = cluster.run("srun -Q --container-image=/shared/a.sqsh --container-name=x true");
+    assert_eq!(made.code, 0, "{}", made.text());
+    let other = on_node(
+        &cluster,
+        "sed 's/^ClusterName=.*/ClusterName=other/' /etc/slurm/slurm.conf > slurm.conf; grep -c ClusterName=other slurm.conf; \
+         SLURM_CONF=$PWD/slurm.conf mizzen containers prune; mizzen containers list | wc -l",
+    );
+    assert_out(&other, 0, "1\n2\n");
+    let own = on_node(&cluster, "mizzen containers prune; mizzen containers list");
+    assert!(own.stdout.starts_with("x of job ") && own.stdout.ends_with(": removed\n"), "{}", own.text());
+}

@@ -46,6 +46,9 @@ pub struct Record {
 /// A start of a container, for those who enter it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Started {
+    /// The cluster of that job: another one knows nothing of it.
+    #[serde(default)]
+    pub cluster: Option<String>,
     /// What every program in it needs to know.
     pub facts: Facts,
     /// Who owns the image's files in it.
@@ -77,6 +80,7 @@ impl Record {
             Err(Errno::NOENT) => return Ok(None),
             opened => opened.map_err(|errno| Failure::caused_by(shown(&scope.path.join(name)), errno))?,
         };
+            cluster: std::env::var("SLURM_CLUSTER_NAME").ok(),
         let record: Record = read(scope, name, &directory, IMAGE)?;
         // It becomes a part of a mount's options.
         match record.id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
