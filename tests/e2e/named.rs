@@ -577,6 +577,176 @@ fn whoever_waits_for_a_container_is_told_for_whom() {
     }
 }
 
+/// Images whose files are in the same places, and differ: 400 of them, as the one or the other says.
+fn share_twins(cluster: &Cluster) {
+    for word in ["first", "other"] {
+        let tree = ImageTree::busybox().unwrap();
+        for number in 0..400 {
+            tree.file(&format!("data/{number}"), &format!("{word}{number}\n").repeat(4000)).unwrap();
+        }
+        cluster.share(&format!("{word}.sqsh"), &tree.squashfs(&[]).unwrap()).unwrap();
+    }
+}
+
+/// Until a program of the first start sleeps; sets `first` to its server and watcher.
+const STARTED: &str = "for i in $(seq 200); do pgrep -x sleep >/dev/null && break; sleep 0.05; done; \
+                       first=\"$(pgrep -x mizzen-fuse) $(pgrep -x mizzen-watch)\"";
+
+/// The places of files are those in the image that the container was made from: no other image is read in its stead.
+#[test]
+fn an_image_that_was_replaced_is_not_served_to_who_is_in_the_container() {
+    let cluster = start(Release::Slurm22_05, "name-replaced");
+    share_twins(&cluster);
+    let note = "mizzen: note: the files of the container \"on\" end with the step that has started it: /home/alice/own.sqsh is another file than the one that it was made from\n";
+    let ended = "mizzen: /home/alice/own.sqsh: its file server has ended with the step that had started it, so the container was ended\n";
+    // The second looks the same from outside.
+    for replace in ["cp /shared/other.sqsh new", "cp /shared/other.sqsh new; touch -r own.sqsh new"] {
+        let run = on_node(
+            &cluster,
+            &format!(
+                "cp /shared/first.sqsh own.sqsh; mizzen run --name on own.sqsh sleep 60 & {STARTED}; {replace}; mv new own.sqsh; \
+                 mizzen run --name on:exec - sh -c 'touch /in; usleep 1500000; cat /data/* | grep -c ^other; echo went on' & entered=$!; \
+                 for i in $(seq 100); do [ -e /disk/mizzen-2001/containers/global/on/upper/in ] && break; sleep 0.05; done; \
+                 kill -KILL $first; begin=$SECONDS; wait $entered; echo $?; [ $((SECONDS - begin)) -le 5 ] || echo late; \
+                 pkill -x sleep; wait; mizzen containers remove on"
+            ),
+        );
+        assert_out(&run, 0, "137\non: removed\n");
+        assert_eq!(
+            (run.stderr.matches(note).count(), run.stderr.matches(ended).count()),
+            (1, 1),
+            "{replace}: {}",
+            run.text()
+        );
+        assert_failed(&run, 0, "hint: a note at the start of ");
+    }
+    // Another content in the same file, with size and times of the first, is another image also for a container that does not run.
+    let run = on_node(
+        &cluster,
+        "cp /shared/first.sqsh own.sqsh; touch -d @1000000000 own.sqsh; mizzen run --name off own.sqsh true; size=$(stat -c %s own.sqsh); \
+         cp /shared/a.sqsh own.sqsh; truncate -s $size own.sqsh; touch -d @1000000000 own.sqsh; mizzen run --name off - true",
+    );
+    assert_told(
+        &run,
+        125,
+        "mizzen: the container \"off\": /home/alice/own.sqsh is another file than the one that it was made from",
+        "its changes belong to that one",
+    );
+}
+
+/// The same in steps: whoever is in it is told at the start and at the end, and so is slurmd's log.
+#[test]
+fn a_step_is_told_that_its_files_end_with_another_one() {
+    let mizzen_toml = Some("stage_directory = \"/disk\"\n".to_owned());
+    let spec = one_node(Release::Slurm22_05, "name-replaced-steps");
+    let cluster = with_images(Spec { mizzen_toml, cgroup_v1: true, ..spec });
+    let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
+    assert_eq!(cluster.run_on("node1", User::Root, disk).code, 0);
+    let job = cluster.run(
+        "cp /shared/a.sqsh own.sqsh; rm -f began entered; \
+         salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --overlap --container-image=own.sqsh --container-name=x sh -c \"touch began; until [ -e entered ]; do sleep 0.1; done; sleep 1\" & \
+         until [ -e began ]; do sleep 0.1; done; cp /shared/b.sqsh new; mv new own.sqsh; \
+         srun -Q --overlap -n2 --container-name=x sh -c \"touch entered; sleep 60\"; echo $?; wait'",
+    );
+    assert_out(&job, 0, "137\n");
+    let note = "mizzen: note: node1: the files of the container \"x\" end with the step that has started it: /home/alice/own.sqsh is another file";
+    let ended = "mizzen: node1: /home/alice/own.sqsh: its file server has ended with the step that had started it, so the container was ended";
+    assert_eq!(
+        (job.stderr.matches(note).count(), job.stderr.matches(ended).count()),
+        (1, 1),
+        "{}",
+        job.text()
+    );
+    let log = cluster.slurmd_log("node1");
+    for message in
+        ["the files of the container \"x\" end with the step", "its file server has ended with the step"]
+    {
+        assert!(log.contains(message), "{message}: {log}");
+    }
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+}
+
+/// Nobody goes on with what has made a file server crash, and every step is told.
+#[test]
+#[cfg(target_arch = "x86_64")] // the machine code
+fn a_file_server_that_crashes_is_told_to_every_step_and_not_followed() {
+    let cluster = start(Release::Slurm22_05, "name-crashed");
+    // A write to address 0; and socket, which the filter does not allow.
+    for (code, how) in [
+        ("\\x31\\xc0\\x88\\x00", "crashed (SIGSEGV)"),
+        ("\\xb8\\x29\\0\\0\\0\\x0f\\x05", "made a system call that its filter does not allow"),
+    ] {
+        let prepared = on_node(
+            &cluster,
+            "rm -f go first second out1 out2; mizzen containers remove x >/dev/null 2>&1; true",
+        );
+        assert_eq!(prepared.code, 0);
+        let run = std::thread::scope(|scope| {
+            let run = scope.spawn(|| {
+                on_node(
+                    &cluster,
+                    "(mizzen run --name x -m $HOME /shared/a.sqsh sh -c 'touch first; sleep 1000 & until [ -e go ]; do :; done; ls /etc/nothing; echo on' > out1 2>&1; echo $? >> out1) & \
+                         until [ -e first ]; do sleep 0.05; done; \
+                         (mizzen run --name x:exec - sh -c 'touch second; while :; do sleep 1000; done' > out2 2>&1; echo $? >> out2) & \
+                         begin=$SECONDS; until [ -e go ]; do sleep 0.05; done; wait; cat out1 out2",
+                )
+            });
+            let injected = cluster.run_on(
+                "node1",
+                User::Root,
+                &format!(
+                    "cd /home/alice; until [ -e second ] && [ $(pgrep -c -x mizzen-fuse) = 2 ]; do sleep 0.05; done; sleep 1; \
+                     pid=$(cat /disk/mizzen-2001/containers/global/.server-x); pc=$(sed 's/.* //' /proc/$((pid))/syscall); \
+                     printf '{code}' | dd of=/proc/$((pid))/mem bs=1 seek=$((pc)) conv=notrunc 2>/dev/null && touch go; sleep 8; pkill -KILL -x 'sleep|sh'; true"
+                ),
+            );
+            assert_eq!(injected.code, 0, "{}", injected.text());
+            run.join().unwrap()
+        });
+        let message = format!("mizzen: /shared/a.sqsh: its file server {how}, so the container was ended\n");
+        let lines = run.stdout.matches("137\n").count();
+        assert_eq!((run.stdout.matches(&message).count(), lines), (2, 2), "{}", run.text());
+        assert!(!run.stdout.contains("on\n"), "{}", run.text());
+        let left =
+            on_node(&cluster, "for i in $(seq 50); do pgrep mizzen || exit 0; sleep 0.1; done; exit 1");
+        assert_eq!(left.code, 0, "{}", left.text());
+    }
+}
+
+/// Damage ends every step in the container, wherever it was met, with a word in each.
+#[test]
+fn every_step_in_a_container_is_told_of_damage() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "name-damaged");
+        let tree = ImageTree::busybox().unwrap();
+        tree.file("aaa/first", &"text of a file\n".repeat(9000)).unwrap();
+        let mut image = tree.squashfs(&[]).unwrap();
+        image[96..300].fill(0xff);
+        cluster.share("damaged.sqsh", &image).unwrap();
+        let job = cluster.run(
+            "rm -f one two; salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+             srun -Q --overlap --container-image=/shared/damaged.sqsh --container-name=x sh -c \"touch one; sleep 60\" 2>err1 & first=$!; \
+             until [ -e one ]; do sleep 0.1; done; \
+             srun -Q --overlap -n2 --container-name=x sh -c \"touch two; sleep 60\" 2>err2 & second=$!; \
+             until [ -e two ]; do sleep 0.1; done; sleep 1; begin=$SECONDS; \
+             srun -Q --overlap --container-name=x sh -c \"cat /aaa/first; echo went on\" 2>err3; echo $?; wait $first; echo $?; wait $second; echo $?; \
+             [ $((SECONDS - begin)) -le 10 ] || echo late; grep -h cannot.read err1; echo; grep -h cannot.read err2; echo; grep -h cannot.read err3'",
+        );
+        let told = "mizzen: node1: /shared/damaged.sqsh: cannot read /aaa/first in it, so the container was ended: corrupt image: the gzip block at byte 96 does not decompress\n";
+        assert_out(&job, 0, &format!("137\n137\n137\n{told}\n{told}\n{told}"));
+        let log = cluster.slurmd_log("node1");
+        assert_eq!(log.matches("cannot read /aaa/first in it").count(), 3, "{release}: {log}");
+        assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
+        // The next start of the name is one as any other, until it meets the damage.
+        let again = on_node(
+            &cluster,
+            "mizzen run --name y /shared/damaged.sqsh cat /aaa/first; echo $?; mizzen run --name y - echo here",
+        );
+        assert_out(&again, 0, "137\nhere\n");
+    }
+}
+
 /// Who takes all names that a user's directory may have does not keep that user from named containers.
 #[test]
 fn names_that_others_have_taken_cost_no_container() {

@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 use rustix::fs::{AtFlags, FlockOperation, flock, renameat, unlinkat};
 
 use super::record::Record;
-use super::scope::{GONE, LOCK, NEW, ScopeDirectory, server_lock};
+use super::scope::{GONE, LOCK, NEW, ScopeDirectory, server_end, server_lock};
 use super::{lock_file, running};
 use crate::remove_tree::{self, open_directory};
 use crate::sys;
@@ -200,6 +200,7 @@ pub fn remove(scope: &ScopeDirectory, name: &str) -> Removal {
         return Removal::Failed(errno);
     }
     let _ = unlinkat(&scope.dir, server_lock(name), AtFlags::empty());
+    let _ = unlinkat(&scope.dir, server_end(name), AtFlags::empty());
     let _ = unlinkat(&scope.dir, format!("{LOCK}{name}"), AtFlags::empty());
     match remove_directory(scope, &gone) {
         Ok(()) => Removal::Done,
@@ -213,6 +214,7 @@ fn remove_locks(scope: &ScopeDirectory, name: &str) {
         && !scope.has(name)
     {
         let _ = unlinkat(&scope.dir, server_lock(name), AtFlags::empty());
+        let _ = unlinkat(&scope.dir, server_end(name), AtFlags::empty());
         let _ = unlinkat(&scope.dir, format!("{LOCK}{name}"), AtFlags::empty());
     }
 }

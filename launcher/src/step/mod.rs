@@ -32,7 +32,7 @@ use tracing::info_span;
 use crate::containers::{self, Claim, Found};
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, Scope, StepOptions};
-use crate::pipeline::{self, Prepared};
+use crate::pipeline::{self, Entered, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
 use crate::sandbox::{self, Namespaces, Others, STEP_VARIABLE, SaveTarget, Saved, Sources};
@@ -260,8 +260,11 @@ fn join_named(
         }
         Found::Running(running) => {
             let reporter = Box::new(StepReporter::new(handover, channel, options.settings.verbose())?);
-            running.note.iter().cloned().for_each(|text| notes.tell(text));
-            pipeline::enter(*running, options, reporter, alone)?
+            let Entered { namespaces, facts, notes: told, lone } =
+                pipeline::enter(*running, options, reporter, alone)?;
+            told.into_iter().for_each(|text| notes.tell(text));
+            lone.into_iter().for_each(|text| notes.log(text));
+            (namespaces, facts)
         }
         Found::Stopped(_) => return Err(Failure::new("the container does not run")),
     };
@@ -311,6 +314,13 @@ impl<'a> Notes<'a> {
         match self.is_first_node {
             true => report_note(&format!("{}: {text}", self.node)),
             false => self.logged.push(text),
+        }
+    }
+
+    /// Has it in Slurm's log as well.
+    fn log(&mut self, text: String) {
+        if !self.logged.contains(&text) {
+            self.logged.push(text);
         }
     }
 
