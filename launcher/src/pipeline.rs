@@ -229,19 +229,26 @@ pub fn enter(
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let outside = cwd.as_deref().and_then(identity);
     running.namespaces.enter()?;
+    notes.extend(containers::missing_pmix());
     let here = || cwd.clone().filter(|cwd| outside.is_some() && identity(cwd) == outside);
-    if let Some(Workdir::Directory(workdir)) = &options.settings.workdir {
-        facts.workdir = cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
-        facts.workdir_why = options.user().name_of(Key::Workdir);
-    } else if let Some(here) = here() {
+    let is_asked = start_in_asked_directory(options, cwd.as_deref(), &mut facts);
+    if let Some(here) = here().filter(|_| !is_asked) {
         facts.workdir = here;
         facts.workdir_why = "the current directory".to_owned();
     }
     Ok(Entered { namespaces: running.namespaces, facts, notes, lone })
 }
 
+/// The directory that the user names for the program, if they do.
+pub fn start_in_asked_directory(options: &RunOptions, cwd: Option<&Path>, facts: &mut Facts) -> bool {
+    let Some(Workdir::Directory(workdir)) = &options.settings.workdir else { return false };
+    facts.workdir = cwd.unwrap_or(Path::new("/")).join(workdir);
+    facts.workdir_why = options.user().name_of(Key::Workdir);
+    true
+}
+
 /// A container that runs has the namespaces that it was started with.
-fn check_namespaces(options: &RunOptions, own: Unshare) -> Result<(), Failure> {
+pub fn check_namespaces(options: &RunOptions, own: Unshare) -> Result<(), Failure> {
     let names = [
         ("network", options.unshare.net, own.net),
         ("IPC", options.unshare.ipc, own.ipc),

@@ -782,6 +782,78 @@ fn names_that_others_have_taken_cost_no_container() {
     );
 }
 
+/// What a step asks for that enters a container holds, or the user is told that it does not.
+#[test]
+fn options_that_do_nothing_in_a_container_that_runs_are_named() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "name-options");
+        let job = |name: &str, script: &str| {
+            cluster.run(&format!(
+                "rm -f began go; salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+                 srun -Q --overlap --container-image=/shared/a.sqsh {name} sh -c \"touch began; until [ -e go ]; do sleep 0.1; done\" & \
+                 until [ -e began ]; do sleep 0.1; done; {script}; touch go; wait'"
+            ))
+        };
+        let named = job(
+            "--container-name=x",
+            "srun -Q --overlap --container-image=/shared/b.sqsh --container-name=x --container-mounts=/shared:/mnt/s --container-remap-root --container-readonly \
+             --no-container-mount-home --container-entrypoint --container-workdir=/etc sh -c \"pwd; cat /image\"",
+        );
+        assert_out(&named, 0, "/etc\na\n");
+        let note = "mizzen: note: node1: the container \"x\" runs already: ignoring --container-mounts, --no-container-mount-home, --container-readonly, \
+                    --container-remap-root, --container-entrypoint; the step that starts it can have that\n";
+        assert_failed(&named, 0, note);
+        assert_failed(
+            &named,
+            0,
+            "note: node1: the container \"x\" was made from /shared/a.sqsh, so /shared/b.sqsh is not used",
+        );
+        // The same options as those that it was started with are no news.
+        let same = "--container-name=x --container-remap-root --container-mounts=/shared:/mnt/s";
+        let quiet = job(same, &format!("srun -Q --overlap {same} id -u"));
+        assert_out(&quiet, 0, "0\n");
+        assert_eq!(quiet.stderr, "", "{release}");
+        // The container of a step without a name, by its number.
+        let step = job(
+            "",
+            "step=$SLURM_JOB_ID.0; srun -Q --overlap --container-name=$step --container-workdir=/etc --container-mounts=/shared:/mnt/s pwd; \
+             srun -Q --overlap --container-name=$step --container-unshare=net touch /home/alice/marker; echo $?; ls /home/alice/marker",
+        );
+        assert_out(&step, 0, "/etc\n125\n");
+        assert_eq!(
+            step.stderr
+                .matches("runs already: ignoring --container-mounts; the step that starts it can have that")
+                .count(),
+            1,
+            "{}",
+            step.text()
+        );
+        assert_failed(
+            &step,
+            0,
+            "--container-unshare: requested but the container is not in a separate network namespace",
+        );
+    }
+    let cluster = start(Release::Slurm24_11, "name-pmix");
+    let job = cluster.run(
+        "rm -f began go; salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --overlap --container-image=/shared/a.sqsh --container-name=x sh -c \"touch began; until [ -e go ]; do sleep 0.1; done\" & \
+         until [ -e began ]; do sleep 0.1; done; srun -Q --overlap --mpi=pmix --container-name=x echo here; touch go; wait'",
+    );
+    assert_out(&job, 0, "here\n");
+    assert_eq!(
+        job.stderr.matches("mizzen: note: node1: the files of this step's PMIx server (").count(),
+        1,
+        "{}",
+        job.text()
+    );
+    assert_failed(
+        &job,
+        0,
+        ") are not in the container, which another step has started, so MPI programs cannot start: give the step a container of its own",
+    );
+}
+
 /// Another cluster knows nothing of the jobs here.
 #[test]
 fn containers_of_a_job_of_another_cluster_stay() {

@@ -18,12 +18,14 @@
 //! container: the first starts it, the others find that it runs, and enter.
 
 pub mod commands;
+mod entering;
 mod jobs;
 mod record;
 mod running;
 mod scope;
 mod waiting;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
@@ -35,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use mizzen_core::failure::quote;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{ContainerName, Key, NameMode};
+use mizzen_core::settings::{ContainerName, NameMode};
 use mizzen_core::{Failure, SlurmConf};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
@@ -48,6 +50,7 @@ use crate::sandbox::{self, Namespaces, Owner, ServerLock, Serving};
 use crate::sys;
 use crate::trace::OrDebug;
 
+pub use entering::{ignored, missing_pmix, shaping};
 use record::{Record, Started};
 pub use running::{container_process, step_process};
 use scope::ScopeDirectory;
@@ -85,6 +88,8 @@ pub struct Claim {
     record: Option<Record>,
     /// What the user mounts in it.
     mounts: String,
+    /// What else was said that acts when it is made.
+    settings: BTreeMap<String, String>,
     /// What the user should know.
     pub note: Option<String>,
 }
@@ -118,13 +123,8 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
             }
             let started = Started::read(&scope, text)?;
             let own = record.image()?;
-            let mounts = user_mounts(options);
-            let other_mounts = (!mounts.is_empty() && mounts != started.mounts).then(|| {
-                let option = options.user().name_of(Key::Mounts);
-                format!("the container \"{text}\" runs with other mounts: ignoring {option}")
-            });
-            let note = other_image(text, &own, &options.image)?.or(other_mounts);
-            let notes = note.into_iter().collect();
+            let mut notes: Vec<String> = other_image(text, &own, &options.image)?.into_iter().collect();
+            notes.extend(ignored(text, options, Some(&started)));
             options.image = own;
             let name = text.clone();
             Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, serving, name, record, started, notes }))))
@@ -147,7 +147,8 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         (_, None, _) if options.image == ImageSource::Recorded => Err(missing(text)),
         (_, _, _) => {
             let mounts = user_mounts(options);
-            let mut claim = Claim { lock, scope, name: text.clone(), record, mounts, note: None };
+            let settings = shaping(&options.settings);
+            let mut claim = Claim { lock, scope, name: text.clone(), record, mounts, settings, note: None };
             let (image, note) = claim.image(&options.image)?;
             options.image = image;
             claim.note = note;
@@ -310,10 +311,11 @@ impl Claim {
     }
 
     /// It runs: others may enter from now on.
-    pub fn started(self, plan: &Plan) {
+    pub fn started(mut self, plan: &Plan) {
         let mounts = self.mounts.clone();
         let directory = remove_tree::open_directory(self.scope.dir.as_fd(), OsStr::new(&self.name));
-        let written = directory.and_then(|directory| Started::new(plan, mounts).write(&directory));
+        let settings = std::mem::take(&mut self.settings);
+        let written = directory.and_then(|directory| Started::new(plan, mounts, settings).write(&directory));
         written.or_debug("nobody can enter this container");
         // Explicitly: with a process id namespace another process has it open as well, as long as the container runs.
         let _ = flock(&self.lock, FlockOperation::Unlock);

@@ -1,6 +1,7 @@
 //! What is written down of a named container: what it was made from, and how it was started last. The files are the user's
 //! own, to read and to change: what they say is checked as a request is.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -61,6 +62,9 @@ pub struct Started {
     pub gid: u32,
     /// What the user has mounted in it, as the option says it.
     pub mounts: String,
+    /// What else was said that acts when it is made: names and values of settings.
+    #[serde(default)]
+    pub settings: BTreeMap<String, String>,
 }
 
 impl Record {
@@ -147,9 +151,9 @@ fn superblock_of(image: &ImageSource, loaded: &Loaded) -> Option<String> {
 
 impl Started {
     /// Of a container that has just been made as planned. What its programs are given beside is their own affair.
-    pub fn new(plan: &Plan, mounts: String) -> Started {
+    pub fn new(plan: &Plan, mounts: String, settings: BTreeMap<String, String>) -> Started {
         let facts = Facts { environment: Vec::new(), ..plan.facts.clone() };
-        Started { facts, uid: plan.identity.inside_uid, gid: plan.identity.inside_gid, mounts }
+        Started { facts, uid: plan.identity.inside_uid, gid: plan.identity.inside_gid, mounts, settings }
     }
 
     /// Of the last start of a container.

@@ -255,7 +255,13 @@ fn join_named(
         Found::Step(step) => {
             let (namespaces, mut facts) = join::open(handover, &step, environment)
                 .map_err(|failure| failure.about(format!("the container \"{step}\"")))?;
+            // As for one with a name: what can be had in it holds, and of what cannot the user is told.
+            pipeline::check_namespaces(options, facts.unshare)?;
+            containers::ignored(&step, options, None).into_iter().for_each(|text| notes.tell(text));
+            let cwd = std::env::current_dir().ok();
+            pipeline::start_in_asked_directory(options, cwd.as_deref(), &mut facts);
             facts.remapped = namespaces.enter_as_root()?;
+            containers::missing_pmix().into_iter().for_each(|text| notes.tell(text));
             (namespaces, facts)
         }
         Found::Running(running) => {
