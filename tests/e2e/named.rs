@@ -869,3 +869,65 @@ fn containers_of_a_job_of_another_cluster_stay() {
     let own = on_node(&cluster, "mizzen containers prune; mizzen containers list");
     assert!(own.stdout.starts_with("x of job ") && own.stdout.ends_with(": removed\n"), "{}", own.text());
 }
+
+/// Each node has a container of its own under the name.
+#[test]
+fn a_name_is_a_container_on_each_node() {
+    for release in TWO_RELEASES {
+        let mizzen_toml = Some("stage_directory = \"/disk\"\n".to_owned());
+        let cluster = with_images(Spec { mizzen_toml, nodes: 2, ..one_node(release, "name-nodes") });
+        for machine in ["node1", "node2"] {
+            let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
+            assert_eq!(cluster.run_on(machine, User::Root, disk).code, 0);
+        }
+        let job = cluster.run(
+            "salloc -Q -N2 bash -c 'srun -Q -N2 -n2 --container-image=/shared/a.sqsh --container-name=x sh -c \"echo \\$SLURM_NODEID > /where\"; \
+             srun -Q -N2 -n2 --container-name=x cat /where | sort; \
+             srun -Q -N1 -n1 -w node1 --container-image=/shared/b.sqsh --container-name=y cat /image; begin=$SECONDS; \
+             srun -Q -N2 -n2 --container-name=y sh -c \"sleep 60\" || echo failed; [ $((SECONDS - begin)) -le 10 ] || echo late'",
+        );
+        assert_out(&job, 0, "0\n1\nb\nfailed\n");
+        // The node that lacks it is named, once.
+        assert_failed(
+            &job,
+            0,
+            "mizzen: node2: a container with name \"y\" does not exist, and --container-image is not set\n",
+        );
+        assert_failed(&job, 0, "hint: give the image to the first step on each node");
+        assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
+    }
+}
+
+#[test]
+fn what_removes_containers_says_it_as_json() {
+    let cluster = start(Release::Slurm22_05, "name-json");
+    on_node(&cluster, "mizzen run --name dev /shared/a.sqsh true");
+    let removed = on_node(&cluster, "mizzen containers remove --json dev nosuch | tr -d ' \\n'");
+    assert_out(
+        &removed,
+        0,
+        "{\"failed\":[{\"error\":\"nosuchcontaineronthisnode\",\"name\":\"nosuch\"}],\"removed\":[\"dev\"]}",
+    );
+    assert_eq!(on_node(&cluster, "mizzen containers remove --json nosuch").code, 1);
+    let made =
+        cluster.run("srun -Q --container-image=/shared/a.sqsh --container-name=x sh -c 'echo $SLURM_JOB_ID'");
+    let job = made.stdout.trim();
+    let pruned = on_node(&cluster, "mizzen containers prune --json | tr -d ' \\n'");
+    assert_out(&pruned, 0, &format!("{{\"removed\":[{{\"job\":{job},\"name\":\"x\"}}]}}"));
+    assert_out(&on_node(&cluster, "mizzen containers prune --json | tr -d ' \\n'"), 0, "{\"removed\":[]}");
+}
+
+/// "/etc/passwd and /etc/group writable in writable containers"
+#[test]
+fn the_lists_of_users_and_groups_can_be_written_where_the_rest_can() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "name-group");
+        let write = "sh -c 'echo crew:x:4242: >> /etc/group && echo crew:x:4242:4242::/:/bin/sh >> /etc/passwd && grep -c ^crew /etc/group /etc/passwd'";
+        for options in ["--container-writable", "--container-name=x"] {
+            let written = cluster.run(&format!("srun -Q --container-image=/shared/a.sqsh {options} {write}"));
+            assert_out(&written, 0, "/etc/group:1\n/etc/passwd:1\n");
+        }
+        let read_only = cluster.run(&format!("srun -Q --container-image=/shared/a.sqsh {write}"));
+        assert_ne!(read_only.code, 0, "{}", read_only.text());
+    }
+}
