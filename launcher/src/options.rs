@@ -1,5 +1,6 @@
 //! What a run is asked to do, parsed once from the command line. Runs as the user on the host.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -20,6 +21,7 @@ use mizzen_core::{Config, Failure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
+use crate::containers::shaping;
 use crate::slurm::CallerContext;
 use crate::stage::StagingOptions;
 use crate::trace;
@@ -61,6 +63,8 @@ pub struct RunOptions {
     pub staging: StagingOptions,
     /// Which container that is kept on the node it is, if it has a name.
     pub named: Option<Named>,
+    /// What the user has said themselves that acts when a container is made: names and values of settings.
+    pub asked: BTreeMap<String, String>,
     /// What a step of a Slurm job needs beside.
     pub step: Option<StepOptions>,
 }
@@ -185,6 +189,7 @@ impl RunOptions {
         if origin == Origin::StepOption {
             user.check_for_step(|key| origin.name_of(key))?;
         }
+        let asked = shaping(&user);
         // Whoever saves a container, or gives it a name, means to change it, whatever holds for others.
         if user.save.is_some() || user.name.is_some() {
             user.writable.get_or_insert(Writable::Yes);
@@ -203,6 +208,7 @@ impl RunOptions {
         Ok(RunOptions {
             image,
             named,
+            asked,
             command,
             mounts,
             environment,

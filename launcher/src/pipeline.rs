@@ -37,8 +37,8 @@ use crate::options::RunOptions;
 use crate::plan::{self, Explained, Facts, Identity, NamedRoot, Plan, Program, typed_command};
 use crate::report::report_note;
 use crate::sandbox::{
-    self, Namespaces, Others, Owner, Reporter, RootSource, SaveTarget, Saved, Server, ServerLock, Sources,
-    StderrReporter, Watch, WhenEntered,
+    self, Namespaces, Others, Owner, Reporter, RootSource, SaveTarget, Saved, Server, ServerLock, Serving,
+    Sources, StderrReporter, Watch, WhenEntered,
 };
 use crate::save_target::save_target;
 use crate::stage::profile::StartProfile;
@@ -107,8 +107,8 @@ fn run_in(
     save: Option<&SaveTarget>,
 ) -> Result<i32, Failure> {
     let environment = Host::detect().environment;
-    running.note.iter().for_each(|note| report_note(note));
-    let (_, facts) = enter(running, options, reporter, true)?;
+    let Entered { facts, notes, .. } = enter(running, options, reporter, true)?;
+    notes.iter().for_each(|note| report_note(note));
     let mut command = typed_command(options, &facts);
     if command.value.is_empty() {
         command = Explained { value: vec!["/bin/sh".into()], why: "a shell".to_owned() };
@@ -131,7 +131,8 @@ pub fn save(mut options: RunOptions, target: &SaveTarget) -> Result<(), Failure>
     let reporter = Box::new(StderrReporter::for_this_process());
     match containers::find(&mut options)? {
         Some(Found::Running(running)) => {
-            enter(*running, &options, reporter, true)?;
+            let entered = enter(*running, &options, reporter, true)?;
+            entered.notes.iter().for_each(|note| report_note(note));
         }
         Some(Found::Stopped(claim)) => {
             let prepared = prepare_run(&options, reporter, Some(*claim))?;
@@ -186,6 +187,18 @@ pub fn prepare(
     })
 }
 
+/// A container of others that this process has entered.
+pub struct Entered {
+    /// Where it is now.
+    pub namespaces: Namespaces,
+    /// What its program needs to know.
+    pub facts: Facts,
+    /// What the user should know.
+    pub notes: Vec<String>,
+    /// What slurmd's log should tell, too.
+    pub lone: Option<String>,
+}
+
 /// Enters a named container that runs. The file server that stands by is needed as long as this process, if that is `alone`, or as
 /// long as slurmstepd, its parent, which ends with the last task of the step on this node.
 pub fn enter(
@@ -193,34 +206,49 @@ pub fn enter(
     options: &RunOptions,
     reporter: Box<dyn Reporter>,
     alone: bool,
-) -> Result<(Namespaces, Facts), Failure> {
+) -> Result<Entered, Failure> {
     let until = if alone { nix::unistd::getpid() } else { nix::unistd::getppid() };
     running.server_lock.until = sys::pidfd_of(until.as_raw()).ok();
     let mut facts = Facts { unshare: running.namespaces.unshare, ..running.facts(options) };
     check_namespaces(options, facts.unshare)?;
+    let mut notes = std::mem::take(&mut running.notes);
     let watch = Watch::new(reporter)?;
-    match stand_by(&running, options, &watch) {
-        Ok(()) => watch.arm(running.namespaces.user.as_fd()),
-        // It can be entered all the same.
-        Err(failure) => debug!(%failure, "its files end with the step that has started it"),
+    // It can be entered all the same.
+    let lone = stand_by(&running, options, &watch).err().map(|failure| {
+        format!(
+            "the files of the container \"{}\" end with the step that has started it: {failure}",
+            running.name()
+        )
+    });
+    if lone.is_some() {
+        watch_others(&watch, &running, options)?;
     }
+    watch.arm(running.namespaces.user.as_fd());
+    notes.extend(lone.clone());
     let cwd = std::env::current_dir().ok();
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let outside = cwd.as_deref().and_then(identity);
     running.namespaces.enter()?;
+    notes.extend(containers::missing_pmix());
     let here = || cwd.clone().filter(|cwd| outside.is_some() && identity(cwd) == outside);
-    if let Some(Workdir::Directory(workdir)) = &options.settings.workdir {
-        facts.workdir = cwd.as_deref().unwrap_or(Path::new("/")).join(workdir);
-        facts.workdir_why = options.user().name_of(Key::Workdir);
-    } else if let Some(here) = here() {
+    let is_asked = start_in_asked_directory(options, cwd.as_deref(), &mut facts);
+    if let Some(here) = here().filter(|_| !is_asked) {
         facts.workdir = here;
         facts.workdir_why = "the current directory".to_owned();
     }
-    Ok((running.namespaces, facts))
+    Ok(Entered { namespaces: running.namespaces, facts, notes, lone })
+}
+
+/// The directory that the user names for the program, if they do.
+pub fn start_in_asked_directory(options: &RunOptions, cwd: Option<&Path>, facts: &mut Facts) -> bool {
+    let Some(Workdir::Directory(workdir)) = &options.settings.workdir else { return false };
+    facts.workdir = cwd.unwrap_or(Path::new("/")).join(workdir);
+    facts.workdir_why = options.user().name_of(Key::Workdir);
+    true
 }
 
 /// A container that runs has the namespaces that it was started with.
-fn check_namespaces(options: &RunOptions, own: Unshare) -> Result<(), Failure> {
+pub fn check_namespaces(options: &RunOptions, own: Unshare) -> Result<(), Failure> {
     let names = [
         ("network", options.unshare.net, own.net),
         ("IPC", options.unshare.ipc, own.ipc),
@@ -239,13 +267,49 @@ fn check_namespaces(options: &RunOptions, own: Unshare) -> Result<(), Failure> {
 
 /// The files of the container come from a server that ends with the step which has started it: another one is to go on then.
 fn stand_by(running: &Running, options: &RunOptions, watch: &Watch) -> Result<(), Failure> {
-    let image = stage_and_load(&import(options)?, options)?;
-    let Content::Squashfs(squashfs) = &image.content else { return Ok(()) };
-    let Some(connection) = &running.connection else {
-        return Err(Failure::new("the connection of its file server cannot be taken over"));
+    let (connection, files) = match &running.serving {
+        Serving::Nobody => return Ok(()),
+        Serving::Alone(why) => return Err(Failure::new(*why)),
+        Serving::Shared { connection, files } => (connection, files),
     };
-    let (path, lock) = (&image.opened.path, Some(&running.server_lock));
+    let image = served_image(running, options, files)?;
+    let path = &image.opened.path;
+    let Content::Squashfs(squashfs) = &image.content else { return Err(other_image(path)) };
+    let lock = Some(&running.server_lock);
     Server::start(squashfs, path, &options.command, running.owner(), watch, lock, None)?.stand_by(connection)
+}
+
+/// The image whose files the container has: another file of that name has other files in the same places, and the kernel asks by
+/// the places that it knows. So it has to be the very file that the server has open.
+fn served_image(running: &Running, options: &RunOptions, files: &[(u64, u64)]) -> Result<Loaded, Failure> {
+    let path = import(options)?;
+    // The server may have a copy, or the original, whatever a start would take now.
+    let uncopied = RunOptions { staging: StagingOptions::never(), ..options.clone() };
+    for options in [options, &uncopied] {
+        let image = stage_and_load(&path, options)?;
+        running.check(&image)?;
+        if let Content::Squashfs(squashfs) = &image.content
+            && sandbox::reads_one_of(files, &squashfs.source().descriptors())
+        {
+            return Ok(image);
+        }
+    }
+    Err(other_image(&path))
+}
+
+fn other_image(path: &Path) -> Failure {
+    Failure::new(format!("{} is another file than the one that it was made from", image::shown(path)))
+}
+
+/// Where no file server of this step's can go on, the step is told at least when there is none any more.
+fn watch_others(watch: &Watch, running: &Running, options: &RunOptions) -> Result<(), Failure> {
+    let connection = match &running.serving {
+        Serving::Nobody => return Ok(()),
+        Serving::Alone(_) => None,
+        Serving::Shared { connection, .. } => Some(connection),
+    };
+    let name = options.image.name();
+    sandbox::watch_others(watch, &running.server_lock, Path::new(&name), connection)
 }
 
 /// Makes the container and enters it.

@@ -34,19 +34,33 @@ fn names_that_others_have_taken_cost_no_copy() {
         assert_eq!(cluster.run("mizzen cache verify && mizzen cache remove --all").code, 0);
         assert_eq!(copies_in(&cluster, User::Alice, &second).len(), 0, "{make}");
     }
-    // Who takes them all gets no more than the image being used where it is.
+    // Who takes them all gets no more: then it is one that nobody can foresee, and it is found again.
     clean(&cluster);
     as_bob(&format!("mkdir {CACHE} {CACHE}.{{1..40}}"));
+    for start in ["first", "second"] {
+        let run = cluster.run("mizzen run /shared/a.sqsh cat /image");
+        assert_out(&run, 0, "a\n");
+        assert_eq!(run.stderr, "", "{start}");
+    }
+    let drawn = format!(
+        "find /var/tmp -maxdepth 1 -user alice -name 'mizzen-2001.x*' -printf '%m\\n'; ls {CACHE}.x*/sha256-* | wc -l"
+    );
+    assert_out(&cluster.run(&drawn), 0, "700\n1\n");
+    // Where nobody may list the directory, that could not be found again.
+    cluster.run_as_root(&format!("rm -rf {CACHE}.x*; chmod 1733 /var/tmp"));
     let run = cluster.run("mizzen run /shared/a.sqsh cat /image");
     assert_out(&run, 0, "a\n");
     let note =
         format!("note: ctl: /shared/a.sqsh is used where it is: {CACHE}: belongs to uid 2002, not to you");
     assert_eq!(run.stderr.matches(&note).count(), 1, "{}", run.text());
+    let named = cluster.run("mizzen run --name x /shared/a.sqsh true");
+    assert_failed(&named, 125, &format!("mizzen: {CACHE}: belongs to uid 2002, not to you"));
     assert_failed(
         &cluster.run("mizzen cache list"),
         1,
         &format!("mizzen: {CACHE}: belongs to uid 2002, not to you"),
     );
+    cluster.run_as_root("chmod 1777 /var/tmp");
     // The same in a step.
     assert_out(&cluster.run_on("node1", User::Bob, &format!("mkdir {CACHE}")), 0, "");
     let step = cluster.run("srun --quiet --container=/shared/a.sqsh cat /image");

@@ -176,7 +176,7 @@ fn what_goes_wrong_on_the_way_is_made_good() {
     assert_out(&replaced, 0, &"b\n".repeat(3));
     // srun's machine cannot make a copy.
     forget(&cluster);
-    cluster.run_as_root("mkdir -m 755 /var/tmp/mizzen-2001{,.{1..15}}");
+    cluster.run_as_root("mkdir -m 755 /var/tmp/mizzen-2001{,.{1..15}}; chmod 1733 /var/tmp");
     let alone = cluster.run(&format!("{BROADCAST} cat /image"));
     assert_out(&alone, 0, &"a\n".repeat(3));
     assert!(
@@ -184,6 +184,7 @@ fn what_goes_wrong_on_the_way_is_made_good() {
         "{}",
         alone.text()
     );
+    cluster.run_as_root("chmod 1777 /var/tmp");
     // Where copies are shared a broadcast goes to the user's own all the same, with data mounts, and for the next step.
     forget(&cluster);
     let shared = format!("{TOML}stage_shared = \"/var/cache/mizzen\"\n");

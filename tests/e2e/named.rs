@@ -582,3 +582,358 @@ fn whoever_waits_for_a_container_is_told_for_whom() {
         }
     }
 }
+
+/// Images whose files are in the same places, and differ: 400 of them, as the one or the other says.
+fn share_twins(cluster: &Cluster) {
+    for word in ["first", "other"] {
+        let tree = ImageTree::busybox().unwrap();
+        for number in 0..400 {
+            tree.file(&format!("data/{number}"), &format!("{word}{number}\n").repeat(4000)).unwrap();
+        }
+        cluster.share(&format!("{word}.sqsh"), &tree.squashfs(&[]).unwrap()).unwrap();
+    }
+}
+
+/// Until a program of the first start sleeps; sets `first` to its server and watcher.
+const STARTED: &str = "for i in $(seq 200); do pgrep -x sleep >/dev/null && break; sleep 0.05; done; \
+                       first=\"$(pgrep -x mizzen-fuse) $(pgrep -x mizzen-watch)\"";
+
+/// The places of files are those in the image that the container was made from: no other image is read in its stead.
+#[test]
+fn an_image_that_was_replaced_is_not_served_to_who_is_in_the_container() {
+    let cluster = start(Release::Slurm22_05, "name-replaced");
+    share_twins(&cluster);
+    let note = "mizzen: note: the files of the container \"on\" end with the step that has started it: /home/alice/own.sqsh is another file than the one that it was made from\n";
+    let ended = "mizzen: /home/alice/own.sqsh: its file server has ended with the step that had started it, so the container was ended\n";
+    // The second looks the same from outside.
+    for replace in ["cp /shared/other.sqsh new", "cp /shared/other.sqsh new; touch -r own.sqsh new"] {
+        let run = on_node(
+            &cluster,
+            &format!(
+                "cp /shared/first.sqsh own.sqsh; mizzen run --name on own.sqsh sleep 60 & {STARTED}; {replace}; mv new own.sqsh; \
+                 mizzen run --name on:exec - sh -c 'touch /in; usleep 1500000; cat /data/* | grep -c ^other; echo went on' & entered=$!; \
+                 for i in $(seq 100); do [ -e /disk/mizzen-2001/containers/global/on/upper/in ] && break; sleep 0.05; done; \
+                 kill -KILL $first; begin=$SECONDS; wait $entered; echo $?; [ $((SECONDS - begin)) -le 5 ] || echo late; \
+                 pkill -x sleep; wait; mizzen containers remove on"
+            ),
+        );
+        assert_out(&run, 0, "137\non: removed\n");
+        assert_eq!(
+            (run.stderr.matches(note).count(), run.stderr.matches(ended).count()),
+            (1, 1),
+            "{replace}: {}",
+            run.text()
+        );
+        assert_failed(&run, 0, "hint: a note at the start of ");
+    }
+    // Another content in the same file, with size and times of the first, is another image also for a container that does not run.
+    let run = on_node(
+        &cluster,
+        "cp /shared/first.sqsh own.sqsh; touch -d @1000000000 own.sqsh; mizzen run --name off own.sqsh true; size=$(stat -c %s own.sqsh); \
+         cp /shared/a.sqsh own.sqsh; truncate -s $size own.sqsh; touch -d @1000000000 own.sqsh; mizzen run --name off - true",
+    );
+    assert_told(
+        &run,
+        125,
+        "mizzen: the container \"off\": /home/alice/own.sqsh is another file than the one that it was made from",
+        "its changes belong to that one",
+    );
+}
+
+/// The same in steps: whoever is in it is told at the start and at the end, and so is slurmd's log.
+#[test]
+fn a_step_is_told_that_its_files_end_with_another_one() {
+    let mizzen_toml = Some("stage_directory = \"/disk\"\n".to_owned());
+    let spec = one_node(Release::Slurm22_05, "name-replaced-steps");
+    let cluster = with_images(Spec { mizzen_toml, cgroup_v1: true, ..spec });
+    let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
+    assert_eq!(cluster.run_on("node1", User::Root, disk).code, 0);
+    let job = cluster.run(
+        "cp /shared/a.sqsh own.sqsh; rm -f began entered; \
+         salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --overlap --container-image=own.sqsh --container-name=x sh -c \"touch began; until [ -e entered ]; do sleep 0.1; done; sleep 1\" & \
+         until [ -e began ]; do sleep 0.1; done; cp /shared/b.sqsh new; mv new own.sqsh; \
+         srun -Q --overlap -n2 --container-name=x sh -c \"touch entered; sleep 60\"; echo $?; wait'",
+    );
+    assert_out(&job, 0, "137\n");
+    let note = "mizzen: note: node1: the files of the container \"x\" end with the step that has started it: /home/alice/own.sqsh is another file";
+    let ended = "mizzen: node1: /home/alice/own.sqsh: its file server has ended with the step that had started it, so the container was ended";
+    assert_eq!(
+        (job.stderr.matches(note).count(), job.stderr.matches(ended).count()),
+        (1, 1),
+        "{}",
+        job.text()
+    );
+    let log = cluster.slurmd_log("node1");
+    for message in
+        ["the files of the container \"x\" end with the step", "its file server has ended with the step"]
+    {
+        assert!(log.contains(message), "{message}: {log}");
+    }
+    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+}
+
+/// Nobody goes on with what has made a file server crash, and every step is told.
+#[test]
+#[cfg(target_arch = "x86_64")] // the machine code
+fn a_file_server_that_crashes_is_told_to_every_step_and_not_followed() {
+    let cluster = start(Release::Slurm22_05, "name-crashed");
+    // A write to address 0; and socket, which the filter does not allow.
+    for (code, how) in [
+        ("\\x31\\xc0\\x88\\x00", "crashed (SIGSEGV)"),
+        ("\\xb8\\x29\\0\\0\\0\\x0f\\x05", "made a system call that its filter does not allow"),
+    ] {
+        let prepared = on_node(
+            &cluster,
+            "rm -f go first second out1 out2; mizzen containers remove x >/dev/null 2>&1; true",
+        );
+        assert_eq!(prepared.code, 0);
+        let run = std::thread::scope(|scope| {
+            let run = scope.spawn(|| {
+                on_node(
+                    &cluster,
+                    "(mizzen run --name x -m $HOME /shared/a.sqsh sh -c 'touch first; sleep 1000 & until [ -e go ]; do :; done; ls /etc/nothing; echo on' > out1 2>&1; echo $? >> out1) & \
+                         until [ -e first ]; do sleep 0.05; done; \
+                         (mizzen run --name x:exec - sh -c 'touch second; while :; do sleep 1000; done' > out2 2>&1; echo $? >> out2) & \
+                         begin=$SECONDS; until [ -e go ]; do sleep 0.05; done; wait; cat out1 out2",
+                )
+            });
+            let injected = cluster.run_on(
+                "node1",
+                User::Root,
+                &format!(
+                    "cd /home/alice; until [ -e second ] && [ $(pgrep -c -x mizzen-fuse) = 2 ]; do sleep 0.05; done; sleep 1; \
+                     pid=$(cat /disk/mizzen-2001/containers/global/.server-x); pc=$(sed 's/.* //' /proc/$((pid))/syscall); \
+                     printf '{code}' | dd of=/proc/$((pid))/mem bs=1 seek=$((pc)) conv=notrunc 2>/dev/null && touch go; sleep 8; pkill -KILL -x 'sleep|sh'; true"
+                ),
+            );
+            assert_eq!(injected.code, 0, "{}", injected.text());
+            run.join().unwrap()
+        });
+        let message = format!("mizzen: /shared/a.sqsh: its file server {how}, so the container was ended\n");
+        let lines = run.stdout.matches("137\n").count();
+        assert_eq!((run.stdout.matches(&message).count(), lines), (2, 2), "{}", run.text());
+        assert!(!run.stdout.contains("on\n"), "{}", run.text());
+        let left =
+            on_node(&cluster, "for i in $(seq 50); do pgrep mizzen || exit 0; sleep 0.1; done; exit 1");
+        assert_eq!(left.code, 0, "{}", left.text());
+    }
+}
+
+/// Damage ends every step in the container, wherever it was met, with a word in each.
+#[test]
+fn every_step_in_a_container_is_told_of_damage() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "name-damaged");
+        let tree = ImageTree::busybox().unwrap();
+        tree.file("aaa/first", &"text of a file\n".repeat(9000)).unwrap();
+        let mut image = tree.squashfs(&[]).unwrap();
+        image[96..300].fill(0xff);
+        cluster.share("damaged.sqsh", &image).unwrap();
+        let job = cluster.run(
+            "rm -f one two; salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+             srun -Q --overlap --container-image=/shared/damaged.sqsh --container-name=x sh -c \"touch one; sleep 60\" 2>err1 & first=$!; \
+             until [ -e one ]; do sleep 0.1; done; \
+             srun -Q --overlap -n2 --container-name=x sh -c \"touch two; sleep 60\" 2>err2 & second=$!; \
+             until [ -e two ]; do sleep 0.1; done; sleep 1; begin=$SECONDS; \
+             srun -Q --overlap --container-name=x sh -c \"cat /aaa/first; echo went on\" 2>err3; echo $?; wait $first; echo $?; wait $second; echo $?; \
+             [ $((SECONDS - begin)) -le 10 ] || echo late; grep -h cannot.read err1; echo; grep -h cannot.read err2; echo; grep -h cannot.read err3'",
+        );
+        let told = "mizzen: node1: /shared/damaged.sqsh: cannot read /aaa/first in it, so the container was ended: corrupt image: the gzip block at byte 96 does not decompress\n";
+        assert_out(&job, 0, &format!("137\n137\n137\n{told}\n{told}\n{told}"));
+        let log = cluster.slurmd_log("node1");
+        assert_eq!(log.matches("cannot read /aaa/first in it").count(), 3, "{release}: {log}");
+        assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
+        // The next start of the name is one as any other, until it meets the damage.
+        let again = on_node(
+            &cluster,
+            "mizzen run --name y /shared/damaged.sqsh cat /aaa/first; echo $?; mizzen run --name y - echo here",
+        );
+        assert_out(&again, 0, "137\nhere\n");
+    }
+}
+
+/// Who takes all names that a user's directory may have does not keep that user from named containers.
+#[test]
+fn names_that_others_have_taken_cost_no_container() {
+    let cluster = start(Release::Slurm22_05, "name-taken");
+    assert_out(
+        &cluster.run_on("node1", User::Bob, "mkdir /disk/mizzen-2001 /disk/mizzen-2001.{1..15}"),
+        0,
+        "",
+    );
+    let first = cluster
+        .run("srun -Q --container-image=/shared/a.sqsh --container-name=x sh -c 'cat /image; touch /kept'");
+    assert_out(&first, 0, "a\n");
+    let run = |script: &str| on_node(&cluster, &format!("mizzen run --name dev /shared/a.sqsh {script}"));
+    assert_out(&run("touch /x"), 0, "");
+    // It is found again, and is one.
+    assert_out(&run("ls /x"), 0, "/x\n");
+    let own =
+        on_node(&cluster, "find /disk -maxdepth 1 -user alice -printf '%f %m\\n' | sed 's/x[0-9a-f]*/x/'");
+    assert_out(&own, 0, "mizzen-2001.x 700\n");
+    assert_out(
+        &on_node(&cluster, "mizzen containers remove dev; mizzen containers list"),
+        0,
+        "dev: removed\n",
+    );
+    // Where nobody may list the directory, it could not be found again.
+    let hidden = cluster.run_on("node1", User::Root, "rm -rf /disk/mizzen-2001.x*; chmod 1733 /disk");
+    assert_eq!(hidden.code, 0);
+    assert_told(
+        &run("true"),
+        125,
+        "mizzen: /disk/mizzen-2001: belongs to uid 2002, not to you",
+        "an administrator can make it: install -d -m 700 -o 2001 /disk/mizzen-2001",
+    );
+}
+
+/// What a step asks for that enters a container holds, or the user is told that it does not.
+#[test]
+fn options_that_do_nothing_in_a_container_that_runs_are_named() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "name-options");
+        let job = |name: &str, script: &str| {
+            cluster.run(&format!(
+                "rm -f began go; salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+                 srun -Q --overlap --container-image=/shared/a.sqsh {name} sh -c \"touch began; until [ -e go ]; do sleep 0.1; done\" & \
+                 until [ -e began ]; do sleep 0.1; done; {script}; touch go; wait'"
+            ))
+        };
+        let named = job(
+            "--container-name=x",
+            "srun -Q --overlap --container-image=/shared/b.sqsh --container-name=x --container-mounts=/shared:/mnt/s --container-remap-root --container-readonly \
+             --no-container-mount-home --container-entrypoint --container-workdir=/etc sh -c \"pwd; cat /image\"",
+        );
+        assert_out(&named, 0, "/etc\na\n");
+        let note = "mizzen: note: node1: the container \"x\" runs already: ignoring --container-mounts, --no-container-mount-home, --container-readonly, \
+                    --container-remap-root, --container-entrypoint; the step that starts it can have that\n";
+        assert_failed(&named, 0, note);
+        assert_failed(
+            &named,
+            0,
+            "note: node1: the container \"x\" was made from /shared/a.sqsh, so /shared/b.sqsh is not used",
+        );
+        // The same options as those that it was started with are no news.
+        let same = "--container-name=x --container-remap-root --container-mounts=/shared:/mnt/s";
+        let quiet = job(same, &format!("srun -Q --overlap {same} id -u"));
+        assert_out(&quiet, 0, "0\n");
+        assert_eq!(quiet.stderr, "", "{release}");
+        // The container of a step without a name, by its number.
+        let step = job(
+            "",
+            "step=$SLURM_JOB_ID.0; srun -Q --overlap --container-name=$step --container-workdir=/etc --container-mounts=/shared:/mnt/s pwd; \
+             srun -Q --overlap --container-name=$step --container-unshare=net touch /home/alice/marker; echo $?; ls /home/alice/marker",
+        );
+        assert_out(&step, 0, "/etc\n125\n");
+        assert_eq!(
+            step.stderr
+                .matches("runs already: ignoring --container-mounts; the step that starts it can have that")
+                .count(),
+            1,
+            "{}",
+            step.text()
+        );
+        assert_failed(
+            &step,
+            0,
+            "--container-unshare: requested but the container is not in a separate network namespace",
+        );
+    }
+    let cluster = start(Release::Slurm24_11, "name-pmix");
+    let job = cluster.run(
+        "rm -f began go; salloc -Q -n8 bash -c 'export SLURM_NTASKS=1 SLURM_NPROCS=1; \
+         srun -Q --overlap --container-image=/shared/a.sqsh --container-name=x sh -c \"touch began; until [ -e go ]; do sleep 0.1; done\" & \
+         until [ -e began ]; do sleep 0.1; done; srun -Q --overlap --mpi=pmix --container-name=x echo here; touch go; wait'",
+    );
+    assert_out(&job, 0, "here\n");
+    assert_eq!(
+        job.stderr.matches("mizzen: note: node1: the files of this step's PMIx server (").count(),
+        1,
+        "{}",
+        job.text()
+    );
+    assert_failed(
+        &job,
+        0,
+        ") are not in the container, which another step has started, so MPI programs cannot start: give the step a container of its own",
+    );
+}
+
+/// Another cluster knows nothing of the jobs here.
+#[test]
+fn containers_of_a_job_of_another_cluster_stay() {
+    let cluster = start(Release::Slurm22_05, "name-cluster");
+    let made = cluster.run("srun -Q --container-image=/shared/a.sqsh --container-name=x true");
+    assert_eq!(made.code, 0, "{}", made.text());
+    let other = on_node(
+        &cluster,
+        "sed 's/^ClusterName=.*/ClusterName=other/' /etc/slurm/slurm.conf > slurm.conf; grep -c ClusterName=other slurm.conf; \
+         SLURM_CONF=$PWD/slurm.conf mizzen containers prune; mizzen containers list | wc -l",
+    );
+    assert_out(&other, 0, "1\n2\n");
+    let own = on_node(&cluster, "mizzen containers prune; mizzen containers list");
+    assert!(own.stdout.starts_with("x of job ") && own.stdout.ends_with(": removed\n"), "{}", own.text());
+}
+
+/// Each node has a container of its own under the name.
+#[test]
+fn a_name_is_a_container_on_each_node() {
+    for release in TWO_RELEASES {
+        let mizzen_toml = Some("stage_directory = \"/disk\"\n".to_owned());
+        let cluster = with_images(Spec { mizzen_toml, nodes: 2, ..one_node(release, "name-nodes") });
+        for machine in ["node1", "node2"] {
+            let disk = "mkdir -p /disk && mount -t tmpfs disk /disk && chmod 1777 /disk";
+            assert_eq!(cluster.run_on(machine, User::Root, disk).code, 0);
+        }
+        let job = cluster.run(
+            "salloc -Q -N2 bash -c 'srun -Q -N2 -n2 --container-image=/shared/a.sqsh --container-name=x sh -c \"echo \\$SLURM_NODEID > /where\"; \
+             srun -Q -N2 -n2 --container-name=x cat /where | sort; \
+             srun -Q -N1 -n1 -w node1 --container-image=/shared/b.sqsh --container-name=y cat /image; begin=$SECONDS; \
+             srun -Q -N2 -n2 --container-name=y sh -c \"sleep 60\" || echo failed; [ $((SECONDS - begin)) -le 10 ] || echo late'",
+        );
+        assert_out(&job, 0, "0\n1\nb\nfailed\n");
+        // The node that lacks it is named, once.
+        assert_failed(
+            &job,
+            0,
+            "mizzen: node2: a container with name \"y\" does not exist, and --container-image is not set\n",
+        );
+        assert_failed(&job, 0, "hint: give the image to the first step on each node");
+        assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
+    }
+}
+
+#[test]
+fn what_removes_containers_says_it_as_json() {
+    let cluster = start(Release::Slurm22_05, "name-json");
+    on_node(&cluster, "mizzen run --name dev /shared/a.sqsh true");
+    let removed = on_node(&cluster, "mizzen containers remove --json dev nosuch | tr -d ' \\n'");
+    assert_out(
+        &removed,
+        0,
+        "{\"failed\":[{\"error\":\"nosuchcontaineronthisnode\",\"name\":\"nosuch\"}],\"removed\":[\"dev\"]}",
+    );
+    assert_eq!(on_node(&cluster, "mizzen containers remove --json nosuch").code, 1);
+    let made =
+        cluster.run("srun -Q --container-image=/shared/a.sqsh --container-name=x sh -c 'echo $SLURM_JOB_ID'");
+    let job = made.stdout.trim();
+    let pruned = on_node(&cluster, "mizzen containers prune --json | tr -d ' \\n'");
+    assert_out(&pruned, 0, &format!("{{\"removed\":[{{\"job\":{job},\"name\":\"x\"}}]}}"));
+    assert_out(&on_node(&cluster, "mizzen containers prune --json | tr -d ' \\n'"), 0, "{\"removed\":[]}");
+}
+
+/// "/etc/passwd and /etc/group writable in writable containers"
+#[test]
+fn the_lists_of_users_and_groups_can_be_written_where_the_rest_can() {
+    for release in TWO_RELEASES {
+        let cluster = start(release, "name-group");
+        let write = "sh -c 'echo crew:x:4242: >> /etc/group && echo crew:x:4242:4242::/:/bin/sh >> /etc/passwd && grep -c ^crew /etc/group /etc/passwd'";
+        for options in ["--container-writable", "--container-name=x"] {
+            let written = cluster.run(&format!("srun -Q --container-image=/shared/a.sqsh {options} {write}"));
+            assert_out(&written, 0, "/etc/group:1\n/etc/passwd:1\n");
+        }
+        let read_only = cluster.run(&format!("srun -Q --container-image=/shared/a.sqsh {write}"));
+        assert_ne!(read_only.code, 0, "{}", read_only.text());
+    }
+}

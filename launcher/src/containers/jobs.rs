@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mizzen_core::Failure;
 use mizzen_core::failure::quote;
+use mizzen_core::{Failure, SlurmConf};
 use nix::unistd::geteuid;
 use rustix::fs::{AtFlags, FlockOperation, flock, renameat, unlinkat};
 
 use super::record::Record;
-use super::scope::{GONE, LOCK, NEW, ScopeDirectory, server_lock};
+use super::scope::{GONE, LOCK, NEW, ScopeDirectory, server_end, server_lock};
 use super::{lock_file, running};
 use crate::remove_tree::{self, open_directory};
 use crate::sys;
@@ -87,14 +87,31 @@ pub fn prune_in_background(directory: &Path, own: Option<u32>, named: bool) {
 /// Those of these directories whose jobs have ended. In this order: a job that is not known any more, or has ended, when it is asked
 /// about makes no new container.
 pub fn ended(scopes: Vec<ScopeDirectory>, own: Option<u32>) -> Result<Vec<ScopeDirectory>, Failure> {
-    let others: Vec<ScopeDirectory> =
-        scopes.into_iter().filter(|scope| scope.job().is_some_and(|job| Some(job) != own)).collect();
+    let cluster = asked_cluster();
+    let is_other = |scope: &ScopeDirectory| scope.job().is_some_and(|job| Some(job) != own);
+    let others: Vec<ScopeDirectory> = scopes
+        .into_iter()
+        .filter(|scope| is_other(scope) && cluster.as_ref().is_none_or(|cluster| is_of(scope, cluster)))
+        .collect();
     if others.is_empty() {
         return Ok(others);
     }
     let states = job_states()?;
     let has_ended = |job: u32| states.get(&job).is_none_or(|state| ENDED.contains(&state.as_str()));
     Ok(others.into_iter().filter(|scope| scope.job().is_some_and(has_ended)).collect())
+}
+
+/// The cluster that squeue asks: a user can name another one's slurm.conf, and to that all jobs of this one are unknown. None where
+/// the file cannot be read.
+fn asked_cluster() -> Option<String> {
+    let conf = SlurmConf::read(std::env::var_os("SLURM_CONF").as_deref().map(Path::new))?;
+    conf.value("ClusterName").map(str::to_ascii_lowercase)
+}
+
+/// Whether the containers of a scope are of a job of this cluster, as far as they say it.
+fn is_of(scope: &ScopeDirectory, cluster: &str) -> bool {
+    let records = scope.containers().into_iter().filter_map(|name| Record::read(scope, &name).ok().flatten());
+    records.filter_map(|record| record.cluster).all(|known| known.eq_ignore_ascii_case(cluster))
 }
 
 /// The states of all jobs of this user that Slurm knows.
@@ -184,6 +201,7 @@ pub fn remove(scope: &ScopeDirectory, name: &str) -> Removal {
         return Removal::Failed(errno);
     }
     let _ = unlinkat(&scope.dir, server_lock(name), AtFlags::empty());
+    let _ = unlinkat(&scope.dir, server_end(name), AtFlags::empty());
     let _ = unlinkat(&scope.dir, format!("{LOCK}{name}"), AtFlags::empty());
     match remove_directory(scope, &gone) {
         Ok(()) => Removal::Done,
@@ -197,6 +215,7 @@ fn remove_locks(scope: &ScopeDirectory, name: &str) {
         && !scope.has(name)
     {
         let _ = unlinkat(&scope.dir, server_lock(name), AtFlags::empty());
+        let _ = unlinkat(&scope.dir, server_end(name), AtFlags::empty());
         let _ = unlinkat(&scope.dir, format!("{LOCK}{name}"), AtFlags::empty());
     }
 }

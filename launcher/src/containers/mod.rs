@@ -6,6 +6,7 @@
 //!       NAME/started                    what a program must know that enters it while it runs
 //!       .lock-NAME                      who starts it now
 //!       .server-NAME                    who serves the image's files, and who would go on with that
+//!       .ended-NAME                     why it was ended, for the steps that were in it
 //!       .new-…, .gone-…                 half made, half removed; whoever prunes removes them
 //!
 //! An overlay's upper directory must not be mounted twice. The kernel sees to that: it refuses (EBUSY, with the option
@@ -17,12 +18,14 @@
 //! container: the first starts it, the others find that it runs, and enter.
 
 pub mod commands;
+mod entering;
 mod jobs;
 mod record;
 mod running;
 mod scope;
 mod waiting;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
@@ -34,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use mizzen_core::failure::quote;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{ContainerName, Key, NameMode};
+use mizzen_core::settings::{ContainerName, NameMode};
 use mizzen_core::{Failure, SlurmConf};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
@@ -43,10 +46,11 @@ use crate::image::Loaded;
 use crate::options::{Named, Origin, RunOptions, Scope};
 use crate::plan::{Facts, NamedRoot, Plan};
 use crate::remove_tree;
-use crate::sandbox::{self, Namespaces, Owner, ServerLock};
+use crate::sandbox::{self, Namespaces, Owner, ServerLock, Serving};
 use crate::sys;
 use crate::trace::OrDebug;
 
+pub use entering::{ignored, missing_pmix, shaping};
 use record::{Record, Started};
 pub use running::{container_process, step_process};
 use scope::ScopeDirectory;
@@ -67,11 +71,13 @@ pub struct Running {
     pub namespaces: Namespaces,
     /// Whose file server serves it.
     pub server_lock: ServerLock,
-    /// That server's connection to the kernel: as long as it is open, the files are there.
-    pub connection: Option<OwnedFd>,
+    /// That server: as long as its connection to the kernel is open, the files are there.
+    pub serving: Serving,
+    name: String,
+    record: Record,
     started: Started,
     /// What the user should know.
-    pub note: Option<String>,
+    pub notes: Vec<String>,
 }
 
 /// The right to start a container, which nobody else has as long as this lives.
@@ -82,6 +88,8 @@ pub struct Claim {
     record: Option<Record>,
     /// What the user mounts in it.
     mounts: String,
+    /// What else was said that acts when it is made.
+    settings: BTreeMap<String, String>,
     /// What the user should know.
     pub note: Option<String>,
 }
@@ -95,35 +103,31 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
     let lock = scope.lock(text)?;
     let record = Record::read(&scope, text)?;
     let refused = |why: &str| Failure::new(format!("the container \"{text}\" {why}"));
-    let server_lock = scope.path.join(scope::server_lock(text));
+    let server_lock = server_lock(&scope, text);
     let running = match &record {
-        Some(record) => enterable(record, &server_lock)
+        Some(record) => enterable(record, &server_lock.path)
             .map_err(|failure| failure.about(format!("the container \"{text}\"")))?,
         None => None,
     };
-    match (mode, &record, running) {
+    match (mode, record.clone(), running) {
         (NameMode::Create, Some(_), _) => {
             Err(refused("exists, and the flag create wants a new one").hint("mizzen containers remove, on the node"))
         }
         (NameMode::NoExec, _, Some(_)) => Err(refused("runs, and the flag no_exec forbids to enter it").hint(
             "its files can be mounted once; wait until the step that runs in it has ended, or leave the flag out",
         )),
-        (_, Some(record), Some((namespaces, connection))) => {
-            if let Some(job) = suspendable_job(record) {
+        (_, Some(record), Some((namespaces, serving))) => {
+            if let Some(job) = suspendable_job(&record) {
                 return Err(refused(&format!("runs in job {job}, and jobs are suspended here (PreemptMode in slurm.conf)"))
                     .hint(format!("srun --jobid={job} --overlap enters it in a step of that job; or take another name")));
             }
-            let server_lock = ServerLock { path: server_lock, until: None };
             let started = Started::read(&scope, text)?;
-            let mounts = user_mounts(options);
-            let other_mounts = (!mounts.is_empty() && mounts != started.mounts).then(|| {
-                let option = options.user().name_of(Key::Mounts);
-                format!("the container \"{text}\" runs with other mounts: ignoring {option}")
-            });
             let own = record.image()?;
-            let note = other_image(text, &own, &options.image)?.or(other_mounts);
+            let mut notes: Vec<String> = other_image(text, &own, &options.image)?.into_iter().collect();
+            notes.extend(ignored(text, options, Some(&started)));
             options.image = own;
-            Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, connection, started, note }))))
+            let name = text.clone();
+            Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, serving, name, record, started, notes }))))
         }
         (NameMode::Auto | NameMode::Exec, None, _)
             if name.step().is_some_and(|step| step_process(step).is_some()) =>
@@ -143,7 +147,8 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         (_, None, _) if options.image == ImageSource::Recorded => Err(missing(text)),
         (_, _, _) => {
             let mounts = user_mounts(options);
-            let mut claim = Claim { lock, scope, name: text.clone(), record, mounts, note: None };
+            let settings = shaping(&options.settings);
+            let mut claim = Claim { lock, scope, name: text.clone(), record, mounts, settings, note: None };
             let (image, note) = claim.image(&options.image)?;
             options.image = image;
             claim.note = note;
@@ -166,13 +171,13 @@ fn prune_in_background(options: &RunOptions) {
 /// A step that has ended may take a moment until it is gone, with its file server first.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// The namespaces of a container that runs, and the connection of its file server. One that is about to end is waited for.
-fn enterable(record: &Record, server_lock: &Path) -> Result<Option<(Namespaces, Option<OwnedFd>)>, Failure> {
+/// The namespaces of a container that runs, and its file server. One that is about to end is waited for.
+fn enterable(record: &Record, server_lock: &Path) -> Result<Option<(Namespaces, Serving)>, Failure> {
     let end = Instant::now() + ENDING;
     loop {
         let Some(namespaces) = running::find(record)? else { return Ok(None) };
         match sandbox::server_connection(server_lock, &namespaces.user) {
-            Ok(connection) => return Ok(Some((namespaces, connection))),
+            Ok(serving) => return Ok(Some((namespaces, serving))),
             Err(failure) if Instant::now() > end => return Err(failure),
             Err(_) => {}
         }
@@ -274,7 +279,9 @@ impl Claim {
 
     /// Whose file server serves it.
     pub fn server_lock(&self) -> ServerLock {
-        ServerLock { path: self.scope.path.join(scope::server_lock(&self.name)), until: None }
+        // Nobody is left in it whom that has ended.
+        let _ = unlinkat(&self.scope.dir, scope::server_end(&self.name), AtFlags::empty());
+        server_lock(&self.scope, &self.name)
     }
 
     /// Makes the container's directory, unless it is there. It appears when it is complete.
@@ -305,17 +312,34 @@ impl Claim {
     }
 
     /// It runs: others may enter from now on.
-    pub fn started(self, plan: &Plan) {
+    pub fn started(mut self, plan: &Plan) {
         let mounts = self.mounts.clone();
         let directory = remove_tree::open_directory(self.scope.dir.as_fd(), OsStr::new(&self.name));
-        let written = directory.and_then(|directory| Started::new(plan, mounts).write(&directory));
+        let settings = std::mem::take(&mut self.settings);
+        let written = directory.and_then(|directory| Started::new(plan, mounts, settings).write(&directory));
         written.or_debug("nobody can enter this container");
         // Explicitly: with a process id namespace another process has it open as well, as long as the container runs.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
+/// The files of those who serve a container.
+fn server_lock(scope: &ScopeDirectory, name: &str) -> ServerLock {
+    let path = |name: String| scope.path.join(name);
+    ServerLock { path: path(scope::server_lock(name)), end: path(scope::server_end(name)), until: None }
+}
+
 impl Running {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether this image is still what the container was made from.
+    pub fn check(&self, loaded: &Loaded) -> Result<(), Failure> {
+        self.record.check(loaded)
+    }
+
     /// Who owns the image's files there.
     pub fn owner(&self) -> Owner {
         Owner { uid: self.started.uid, gid: self.started.gid }

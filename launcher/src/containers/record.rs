@@ -1,6 +1,7 @@
 //! What is written down of a named container: what it was made from, and how it was started last. The files are the user's
 //! own, to read and to change: what they say is checked as a request is.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::scope::ScopeDirectory;
 use super::write_file;
-use crate::image::{ImageKind, Loaded, shown};
+use crate::image::{Content, ImageKind, Loaded, shown};
 use crate::plan::{Facts, Plan};
 use crate::remove_tree::open_directory;
 
@@ -34,13 +35,20 @@ pub struct Record {
     pub id: String,
     /// The image, as a request has it.
     image: String,
-    /// Size and time of modification of the image's file.
+    /// Size and time of modification of the image's file. Not its device and inode: a file system of the network may have another
+    /// number after a boot, and a file that was put back is as good.
     file: Option<(u64, i64, i64)>,
+    /// The first bytes of the squashfs in it, which tell when it was made and where everything is in it: `cp -p` keeps the time.
+    #[serde(default)]
+    superblock: Option<String>,
     /// When it was made, in seconds since 1970.
     pub made: i64,
     /// Whether a step of a job has made it.
     #[serde(default)]
     pub of_step: bool,
+    /// The cluster of that job: another one knows nothing of it.
+    #[serde(default)]
+    pub cluster: Option<String>,
 }
 
 /// A start of a container, for those who enter it.
@@ -54,6 +62,9 @@ pub struct Started {
     pub gid: u32,
     /// What the user has mounted in it, as the option says it.
     pub mounts: String,
+    /// What else was said that acts when it is made: names and values of settings.
+    #[serde(default)]
+    pub settings: BTreeMap<String, String>,
 }
 
 impl Record {
@@ -66,8 +77,10 @@ impl Record {
             id: id.trim().to_owned(),
             image: image.to_text(),
             file: file_of(image, loaded),
+            superblock: superblock_of(image, loaded),
             made,
             of_step,
+            cluster: std::env::var("SLURM_CLUSTER_NAME").ok(),
         })
     }
 
@@ -98,15 +111,18 @@ impl Record {
 
     /// Whether the image is still what it was: an overlay over another one would show a mixture of both.
     pub fn check(&self, loaded: &Loaded) -> Result<(), Failure> {
-        match (self.file, self.image().ok().and_then(|image| file_of(&image, loaded))) {
-            (Some(made), Some(now)) if made != now => {
-                let image = shown(&loaded.opened.path);
-                Err(Failure::new(format!("{image} is another file than the one that it was made from")).hint(
-                    "its changes belong to that one; remove it with `mizzen containers remove`, or put the old file back",
-                ))
-            }
-            _ => Ok(()),
+        let image = self.image()?;
+        let now = file_of(&image, loaded);
+        let is_other_file = self.file.is_some() && now.is_some() && self.file != now;
+        // A record of an earlier version has none.
+        let is_other_content = self.superblock.is_some() && self.superblock != superblock_of(&image, loaded);
+        if is_other_file || is_other_content {
+            let image = shown(&loaded.opened.path);
+            return Err(Failure::new(format!("{image} is another file than the one that it was made from")).hint(
+                "its changes belong to that one; remove it with `mizzen containers remove`, or put the old file back",
+            ));
         }
+        Ok(())
     }
 }
 
@@ -120,11 +136,24 @@ fn file_of(image: &ImageSource, loaded: &Loaded) -> Option<(u64, i64, i64)> {
     Some((found.len(), found.mtime(), found.mtime_nsec()))
 }
 
+/// Where an image in a registry is converted anew, its squashfs is another one with the same files: there the name tells.
+fn superblock_of(image: &ImageSource, loaded: &Loaded) -> Option<String> {
+    const SIZE: usize = 96;
+    let (Content::Squashfs(squashfs), None) = (&loaded.content, image.reference()) else { return None };
+    let offset = match loaded.opened.kind {
+        ImageKind::Sif { offset, .. } => offset,
+        ImageKind::Squashfs | ImageKind::Directory => 0,
+    };
+    let mut bytes = [0; SIZE];
+    squashfs.source().read_exact_at(&mut bytes, offset).ok()?;
+    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 impl Started {
     /// Of a container that has just been made as planned. What its programs are given beside is their own affair.
-    pub fn new(plan: &Plan, mounts: String) -> Started {
+    pub fn new(plan: &Plan, mounts: String, settings: BTreeMap<String, String>) -> Started {
         let facts = Facts { environment: Vec::new(), ..plan.facts.clone() };
-        Started { facts, uid: plan.identity.inside_uid, gid: plan.identity.inside_gid, mounts }
+        Started { facts, uid: plan.identity.inside_uid, gid: plan.identity.inside_gid, mounts, settings }
     }
 
     /// Of the last start of a container.

@@ -31,6 +31,11 @@ pub fn server_lock(name: &str) -> String {
     format!(".server-{name}")
 }
 
+/// The file in which is written why a container ends.
+pub fn server_end(name: &str) -> String {
+    format!(".ended-{name}")
+}
+
 /// The name of a scope's directory.
 fn name_of(scope: &Scope) -> String {
     match scope {

@@ -17,6 +17,7 @@ mod reporter;
 mod root;
 mod save;
 mod server;
+mod shared_end;
 mod standby;
 mod wait;
 mod watcher;
@@ -50,8 +51,8 @@ pub use root::overlay_directory;
 pub use save::{Others, SaveTarget, Saved};
 use server::Mountable;
 pub use server::{Owner, Server, ServerLock};
-pub use standby::connection as server_connection;
-pub use watcher::Watch;
+pub use standby::{Serving, connection as server_connection, reads_one_of};
+pub use watcher::{Watch, watch_others};
 
 /// Marks the programs of a step, for those who want to enter its container.
 pub const STEP_VARIABLE: &str = "SLURM_MIZZEN_STEP";

@@ -25,8 +25,9 @@ use nix::unistd::Pid;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::processes::own_mount_name;
-use super::watcher::{self, Watch, Watched, WatcherConnection};
-use super::{readahead, standby};
+use super::readahead;
+use super::standby::{self, Shared};
+use super::watcher::{self, Steps, Watch, Watched, WatcherConnection};
 use crate::plan::Identity;
 use crate::report::megabytes;
 use crate::stage::profile::{Reads, StartProfile, WORTHWHILE};
@@ -66,6 +67,8 @@ impl Owner {
 pub struct ServerLock {
     /// Its file.
     pub path: PathBuf,
+    /// The file in which is written why the container ends.
+    pub end: PathBuf,
     /// A process after whose end the server is not needed, unless it has its turn by then.
     pub until: Option<OwnedFd>,
 }
@@ -108,7 +111,8 @@ impl Server {
         let Owner { uid, gid } = owner;
         let owner = fuse::Owner::Fixed { uid, gid };
         let until = lock.and_then(|lock| lock.until.as_ref());
-        let lock = lock.map(|lock| lock.path.as_path());
+        let shared = lock.map(Shared::open).transpose().map_err(failed)?;
+        let shared = shared.as_ref();
         let name = quote(path.as_os_str().as_bytes());
         // In memory: under its filter the server cannot make a file.
         let reads =
@@ -116,17 +120,27 @@ impl Server {
         let mut keep_watching = watch.descriptors();
         keep_watching.extend([from_server.as_fd(), image.source().original()]);
         keep_watching.extend(reads.as_ref().map(AsFd::as_fd));
+        keep_watching.extend(shared.into_iter().flat_map(Shared::descriptors));
+        keep_watching.extend(until.map(AsFd::as_fd));
         let mut keep_serving = vec![wait.as_fd(), to_watcher.as_fd()];
         keep_serving.extend(image.source().descriptors());
         keep_serving.extend(until.map(AsFd::as_fd));
+        keep_serving.extend(shared.into_iter().flat_map(Shared::descriptors));
         keep_serving.extend(reads.as_ref().map(AsFd::as_fd));
         // As long as there is a server, nobody removes what is over its files.
         keep_serving.extend(profile.into_iter().flat_map(StartProfile::locks).map(AsFd::as_fd));
         let starts = profile.zip(reads.as_ref());
         let starting = sys::spawn_watched(
             &keep_serving,
-            || match serve(&wait, image, command, owner, &to_watcher, lock.map(|lock| (lock, until)), starts)
-            {
+            || match serve(
+                &wait,
+                image,
+                command,
+                owner,
+                &to_watcher,
+                shared.map(|shared| (shared, until)),
+                starts,
+            ) {
                 Ok(()) => {
                     to_watcher.ended(&work_of(image));
                     0
@@ -137,7 +151,12 @@ impl Server {
                 }
             },
             &keep_watching,
-            |pid| Watched { name: &name, image, server: &from_server, lock, starts }.watch(pid, watch),
+            |pid| {
+                let shared =
+                    shared.map(|shared| Steps { shared, until: until.map(AsFd::as_fd), name: &name });
+                Watched { name: &name, image, server: &from_server, steps: shared.as_ref(), starts }
+                    .watch(pid, watch);
+            },
             // In the server's place, for whoever wants to talk to it.
             |error| {
                 let _ =
@@ -210,16 +229,22 @@ fn serve(
     command: &[OsString],
     owner: fuse::Owner,
     watcher: &Arc<WatcherConnection>,
-    lock: Option<(&Path, Option<&OwnedFd>)>,
+    shared: Option<(&Shared, Option<&OwnedFd>)>,
     starts: Option<(&StartProfile, &File)>,
 ) -> io::Result<()> {
     become_server();
     end_on_panic(Arc::clone(watcher));
-    let (workers, turn) = match lock {
+    let (workers, turn) = match shared {
         None => (fuse::Workers::new(threads()), None),
-        Some((lock, until)) => {
+        Some((shared, until)) => {
             sys::share_descriptors();
+            let lock = shared.lock.try_clone()?;
             let Some(turn) = standby::take_turn(lock, until.map(AsFd::as_fd))? else { return Ok(()) };
+            // The one before it has met something in the image that no other is to meet.
+            if shared.end.failure().is_some() {
+                return Ok(());
+            }
+            watcher.serves();
             (fuse::Workers::with_one_queue(threads()), Some(turn))
         }
     };

@@ -3,16 +3,19 @@
 //! the same connection to the kernel when the one before it has ended, however it has ended, or stands still. A node of the file system is a
 //! place in the image: there is nothing else that one server would have to tell the next.
 //!
-//! A lock says whose turn it is: the kernel gives it to the next when its holder is gone. The connection is taken from the
-//! process that has it, which is one of the same user.
+//! A lock says whose turn it is: the kernel gives it to the next when its holder is gone. The holder's watcher has the same open
+//! file, so that it can keep the next one from serving an image that has made its server crash. The connection is taken from the
+//! process that has the lock, which is one of the same user.
+//!
+//! Places in another image are other files. So who stands by has the very file open that the server has whose turn it is.
 //!
 //! Run by: the user, in file servers and in launchers.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,10 +26,12 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::geteuid;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FileType, FlockOperation, flock};
 use rustix::io::Errno;
 use tracing::debug;
 
+use super::server::ServerLock;
+use super::shared_end::SharedEnd;
 use super::watcher::wait_for;
 use crate::sys;
 
@@ -35,6 +40,9 @@ const HANDOVER: Duration = Duration::from_millis(200);
 
 /// How often a server that waits for its turn looks around: often enough for [`goes_on`].
 const LOOK: u16 = 50;
+
+/// How often the watcher of a container that several steps may be in looks what has become of it.
+pub const WATCH: u16 = 200;
 
 /// The right to serve, as long as it lives.
 pub struct Turn {
@@ -46,8 +54,7 @@ pub struct Turn {
 ///
 /// A server that stands still, because its job is suspended, is not waited for: who asks it for a file cannot even be killed
 /// before it answers. Two servers of one connection do no harm, because each request goes to one of them.
-pub fn take_turn(lock: &Path, until: Option<BorrowedFd>) -> io::Result<Option<Turn>> {
-    let lock = open(lock)?;
+pub fn take_turn(lock: File, until: Option<BorrowedFd>) -> io::Result<Option<Turn>> {
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
@@ -111,12 +118,68 @@ fn holder_stands_still(lock: &File) -> bool {
 pub fn goes_on(lock: &Path) -> bool {
     // Who waits for its turn has it by then.
     std::thread::sleep(HANDOVER);
+    is_served(lock)
+}
+
+/// Whether a server has its turn, or the watcher of one that has just ended is to say whether another one may.
+pub fn is_served(lock: &Path) -> bool {
     is_held(lock).unwrap_or(false)
 }
 
-/// The connection to the kernel of the server whose turn it is. None where there is no server, or the kernel does not let it be
-/// taken: then the container's files end with that server. A server that has ended is a failure.
-pub fn connection(lock: &Path, user_namespace: &OwnedFd) -> Result<Option<OwnedFd>, Failure> {
+/// The lock of the servers, and why they all end.
+pub struct Shared {
+    /// The lock's file.
+    pub lock: File,
+    /// Where that is, to be opened anew by those who only ask whether it is held.
+    pub path: PathBuf,
+    /// Why the container ends.
+    pub end: SharedEnd,
+}
+
+impl Shared {
+    /// Opens both, for a server and its watcher, which have the lock together.
+    pub fn open(lock: &ServerLock) -> io::Result<Shared> {
+        Ok(Shared { lock: open(&lock.path)?, path: lock.path.clone(), end: SharedEnd::open(&lock.end)? })
+    }
+
+    /// What both need open.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.lock.as_fd(), self.end.as_fd()]
+    }
+
+    /// Another server may have its turn.
+    pub fn let_others_serve(&self) {
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
+/// The file server that serves a container.
+pub enum Serving {
+    /// The files are those of a directory.
+    Nobody,
+    /// There is one, but the kernel does not let its connection be taken: the files end with it.
+    Alone(&'static str),
+    /// There is one, and this is its connection to the kernel.
+    Shared {
+        /// The connection.
+        connection: OwnedFd,
+        /// What tells the files from others that it has open.
+        files: Vec<(u64, u64)>,
+    },
+}
+
+/// Whether a server that has these files open reads one of these.
+pub fn reads_one_of(files: &[(u64, u64)], opened: &[BorrowedFd]) -> bool {
+    let identity = |file: &BorrowedFd| {
+        let found = rustix::fs::fstat(file).ok()?;
+        let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        is_file.then_some((found.st_dev, found.st_ino))
+    };
+    opened.iter().filter_map(identity).any(|opened| files.contains(&opened))
+}
+
+/// The server whose turn it is. One that has ended is a failure.
+pub fn connection(lock: &Path, user_namespace: &OwnedFd) -> Result<Serving, Failure> {
     let failed =
         |what: &str, error: io::Error| Failure::caused_by(format!("its file server: cannot {what}"), error);
     let ended = || Failure::new("its files are served no more").hint("end the programs that are left in it");
@@ -126,7 +189,7 @@ pub fn connection(lock: &Path, user_namespace: &OwnedFd) -> Result<Option<OwnedF
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed("find out who it is", error)),
     };
-    let Some(pid) = server()? else { return Ok(None) };
+    let Some(pid) = server()? else { return Ok(Serving::Nobody) };
     let process = match sys::pidfd_of(pid) {
         Ok(process) => process,
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(ended()),
@@ -138,10 +201,16 @@ pub fn connection(lock: &Path, user_namespace: &OwnedFd) -> Result<Option<OwnedF
     if !own || !held || server()? != Some(pid) {
         return Err(ended());
     }
-    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Ok(None) };
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return Ok(Serving::Alone("nobody may look at the file server"));
+    };
+    let descriptors: Vec<PathBuf> = descriptors.flatten().map(|entry| entry.path()).collect();
     let is_device = |path: &Path| fs::read_link(path).is_ok_and(|target| target == Path::new("/dev/fuse"));
-    let mut devices = descriptors.flatten().filter(|entry| is_device(&entry.path()));
-    let number = devices.find_map(|entry| entry.file_name().to_str()?.parse().ok()).ok_or_else(ended)?;
+    let mut devices = descriptors.iter().filter(|path| is_device(path));
+    let number = devices.find_map(|path| path.file_name()?.to_str()?.parse().ok()).ok_or_else(ended)?;
+    // The links lead to the open files, whatever has their names by now. That the process is still the server shows below.
+    let found = descriptors.iter().filter_map(|path| fs::metadata(path).ok());
+    let files = found.filter(fs::Metadata::is_file).map(|found| (found.dev(), found.ino())).collect();
     let connection = match sys::descriptor_of(&process, number) {
         Ok(connection) => connection,
         Err(error) if [libc::ESRCH, libc::EBADF].contains(&error.raw_os_error().unwrap_or(0)) => {
@@ -150,17 +219,19 @@ pub fn connection(lock: &Path, user_namespace: &OwnedFd) -> Result<Option<OwnedF
         // Before Linux 5.6, or where a security module forbids it.
         Err(error) => {
             debug!(%error, "the connection of a file server cannot be taken over");
-            return Ok(None);
+            return Ok(Serving::Alone(
+                "the kernel does not give the connection of the file server to another",
+            ));
         }
     };
     if sends_again() {
-        return Ok(Some(connection));
+        return Ok(Serving::Shared { connection, files });
     }
     match open_device_in(user_namespace).and_then(|spare| fuse::with_own_queue(connection, spare)) {
-        Ok(connection) => Ok(Some(connection)),
+        Ok(connection) => Ok(Serving::Shared { connection, files }),
         Err(error) => {
             debug!(%error, "the connection of a file server cannot be shared");
-            Ok(None)
+            Ok(Serving::Alone("the kernel does not let two file servers share a connection"))
         }
     }
 }
@@ -194,29 +265,29 @@ fn sends_again() -> bool {
 }
 
 fn is_held(lock: &Path) -> io::Result<bool> {
-    match flock(open(lock)?, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Ok(false),
-        Err(Errno::WOULDBLOCK) => Ok(true),
-        Err(errno) => Err(errno.into()),
+    // Not made: it may have gone with the container.
+    match options().open(lock) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        opened => match flock(opened?, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(errno) => Err(errno.into()),
+        },
     }
 }
 
 fn open(lock: &Path) -> io::Result<File> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(flags)
-        .open(lock)
+    options().create(true).truncate(false).mode(0o600).open(lock)
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
     use crate::image::testing::Scratch;
 
@@ -225,25 +296,23 @@ mod tests {
         let scratch = Scratch::new();
         let lock = scratch.path().join("server");
         assert!(!is_held(&lock).unwrap());
-        let turn = take_turn(&lock, None).unwrap();
+        let turn = take_turn(open(&lock).unwrap(), None).unwrap();
         assert!(is_held(&lock).unwrap());
         assert_eq!(fs::read_to_string(&lock).unwrap().trim_end(), std::process::id().to_string());
         let namespace = File::open("/proc/self/ns/user").unwrap().into();
         // It has no connection to the kernel.
-        let failure = connection(&lock, &namespace).unwrap_err();
+        let failure = connection(&lock, &namespace).err().unwrap();
         assert_eq!(failure.message, "its files are served no more");
         // Who waits for its turn ends with what it is there for.
         let mut program = std::process::Command::new("true").spawn().unwrap();
         let process = sys::pidfd_of(program.id().cast_signed()).unwrap();
-        assert!(take_turn(&lock, Some(process.as_fd())).unwrap().is_none());
+        assert!(take_turn(open(&lock).unwrap(), Some(process.as_fd())).unwrap().is_none());
         program.wait().unwrap();
         drop(turn);
-        assert!(take_turn(&lock, Some(process.as_fd())).unwrap().is_some(), "its turn");
-        assert_eq!(connection(&lock, &namespace).unwrap_err().message, "its files are served no more");
-        assert!(
-            connection(&scratch.path().join("none"), &namespace).unwrap().is_none(),
-            "a directory has no server"
-        );
+        assert!(take_turn(open(&lock).unwrap(), Some(process.as_fd())).unwrap().is_some(), "its turn");
+        assert_eq!(connection(&lock, &namespace).err().unwrap().message, "its files are served no more");
+        let none = connection(&scratch.path().join("none"), &namespace).unwrap();
+        assert!(matches!(none, Serving::Nobody), "a directory has no server");
     }
 
     #[test]
@@ -255,7 +324,7 @@ mod tests {
         while !open(&lock).is_ok_and(|lock| holder_stands_still(&lock)) {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let turn = take_turn(&lock, None).unwrap().unwrap();
+        let turn = take_turn(open(&lock).unwrap(), None).unwrap().unwrap();
         assert!(!turn.is_held);
         turn.take_lock_later().unwrap();
         holder.kill().unwrap();

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,7 +24,8 @@ use nix::unistd::{Pid, getpid, getppid, read, write};
 
 use super::processes::ContainerProcesses;
 use super::reporter::Reporter;
-use super::standby;
+use super::server::ServerLock;
+use super::standby::{self, Shared};
 use crate::image::DAMAGED as DAMAGED_IMAGE;
 use crate::stage::profile::StartProfile;
 use crate::sys;
@@ -129,6 +131,10 @@ const FAILED: u8 = b'f';
 const ENDED: u8 = b'e';
 const READS: u8 = b'r';
 const NOTE: u8 = b'n';
+const SERVES: u8 = b's';
+
+/// A server has no more to tell than this, and foreign code that has taken it over does not get to tell more.
+const NOTES: usize = 4;
 
 impl WatcherConnection {
     /// A part of a file of the image cannot be read. Returns when the user has been told, and whether they were.
@@ -148,6 +154,11 @@ impl WatcherConnection {
     /// The server cannot go on, for this reason.
     pub fn failed(&self, why: &str) {
         self.say(FAILED, why.as_bytes());
+    }
+
+    /// It has its turn among those who serve a container one after the other.
+    pub fn serves(&self) {
+        self.say(SERVES, b"");
     }
 
     /// Something that the user should know, and that ends nothing.
@@ -174,8 +185,8 @@ pub struct Watched<'a> {
     pub image: &'a Image,
     /// What the server says.
     pub server: &'a ServerConnection,
-    /// The lock of those who serve, if another one may go on.
-    pub lock: Option<&'a Path>,
+    /// The other steps, if others may be in the container.
+    pub steps: Option<&'a Steps<'a>>,
     /// What is known of the program's starts, and where the server writes what this one reads.
     pub starts: Option<(&'a StartProfile, &'a File)>,
 }
@@ -188,9 +199,19 @@ impl Watched<'_> {
         if let Some((profile, _)) = self.starts.filter(|(profile, _)| profile.is_to_be_unpacked()) {
             profile.spawn_unpacker(self.image);
         }
-        let mut last_words = None;
+        let (mut last_words, mut has_turn, mut has_read, mut notes) = (None, false, false, 0);
         let mut buffer = [0; LIMIT];
-        while let Ok(length @ 1..) = read(&self.server.0, &mut buffer) {
+        loop {
+            let length = match self.listen(&mut buffer) {
+                Event::Said(length) => length,
+                Event::Silent => break,
+                Event::Ended(failure) => {
+                    if let Some(steps) = self.steps {
+                        steps.end(watch, &failure);
+                    }
+                    return;
+                }
+            };
             match (buffer[0], &buffer[1..length]) {
                 (kind @ (DAMAGED | UNREADABLE), text) => {
                     let container = watch.claim();
@@ -198,8 +219,10 @@ impl Watched<'_> {
                         container.stop();
                         kill_in_any_case(container);
                         let failure = self.damage(kind, text, made != self.version());
+                        self.publish(&failure);
                         watch.reporter.prepare(container)(&failure);
                         watch.reporter.cancel_step();
+                        self.wait_for_other_steps();
                         // Those who wait for the server's answer cannot end before they have it.
                         container.kill_once();
                     }
@@ -208,8 +231,10 @@ impl Watched<'_> {
                         container.kill();
                     }
                 }
+                (SERVES, _) => has_turn = true,
                 (READS, at_end) => {
-                    if let Some((profile, file)) = self.starts {
+                    if let Some((profile, file)) = self.starts.filter(|_| !has_read) {
+                        has_read = true;
                         profile.write_from(file);
                         if at_end == [0] {
                             profile.spawn_unpacker(self.image);
@@ -222,32 +247,74 @@ impl Watched<'_> {
                     return;
                 }
                 (NOTE, text) => {
-                    if let Some(container) = watch.look_when_ready() {
+                    notes += 1;
+                    if let Some(container) = (notes <= NOTES).then(|| watch.look_when_ready()).flatten() {
                         watch.reporter.note(&container, &quote(text));
                     }
                 }
                 (_, text) => last_words = Some(quote(text)),
             }
         }
-        self.after_death(pid, watch, last_words);
+        self.after_death(pid, watch, last_words, has_turn);
+    }
+
+    /// What is next: the server says something, or has ended, or the container has.
+    fn listen(&self, buffer: &mut [u8; LIMIT]) -> Event {
+        loop {
+            if let Some(failure) = self.steps.and_then(|steps| steps.shared.end.failure()) {
+                return Event::Ended(failure);
+            }
+            let time = self.steps.map_or(PollTimeout::NONE, |_| PollTimeout::from(standby::WATCH));
+            if self.steps.is_none() || wait_for(self.server.0.as_fd(), PollFlags::POLLIN, time) {
+                return match read(&self.server.0, buffer) {
+                    Ok(length @ 1..) => Event::Said(length),
+                    _ => Event::Silent,
+                };
+            }
+        }
+    }
+
+    fn publish(&self, failure: &Failure) {
+        if let Some(steps) = self.steps {
+            steps.shared.end.publish(failure);
+        }
+    }
+
+    fn wait_for_other_steps(&self) {
+        if let Some(steps) = self.steps {
+            steps.shared.end.wait_for_others();
+        }
     }
 
     /// The server has ended without saying so.
-    fn after_death(&self, pid: Pid, watch: &Watch, last_words: Option<String>) {
-        if self.lock.is_some_and(standby::goes_on) {
-            return;
+    fn after_death(&self, pid: Pid, watch: &Watch, last_words: Option<String>, has_turn: bool) {
+        let ended = || waitpid(pid, None).ok();
+        let status = if self.steps.is_some() { ended() } else { None };
+        if let Some(steps) = self.steps {
+            // Whoever kills a server, the kernel perhaps, has nothing against the next one. But nobody goes on with what has made
+            // one fail: as long as this process has the lock, nobody has their turn.
+            let is_killed = matches!(status, Some(WaitStatus::Signaled(_, Signal::SIGKILL, _)));
+            if is_killed && last_words.is_none() || !has_turn {
+                steps.shared.let_others_serve();
+                if standby::goes_on(&steps.shared.path) {
+                    return steps.watch(watch);
+                }
+            }
         }
         // Its maker has told the user if the container was not ready; another watcher, if it came first.
         let Some(container) = watch.claim_when_ready() else { return };
         container.stop();
         kill_in_any_case(&container);
         let tell = watch.reporter.prepare(&container);
-        let status = waitpid(pid, None);
-        if matches!(status, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))) {
+        let status = status.or_else(ended);
+        if matches!(status, Some(WaitStatus::Signaled(_, Signal::SIGKILL, _))) {
             std::thread::sleep(KILLED_TOGETHER);
         }
-        tell(&self.death(status.ok(), last_words));
+        let failure = self.death(status, last_words);
+        self.publish(&failure);
+        tell(&failure);
         watch.reporter.cancel_step();
+        self.wait_for_other_steps();
         container.kill();
     }
 
@@ -292,6 +359,95 @@ impl Watched<'_> {
             (None, _) => failed("ended").hint(bug),
         }
     }
+}
+
+/// What a watcher hears.
+enum Event {
+    /// So many bytes of the server's.
+    Said(usize),
+    /// The server's end.
+    Silent,
+    /// Another watcher's failure, which ends the container.
+    Ended(Failure),
+}
+
+/// The other steps that may be in a container, as the watcher of one sees them.
+pub struct Steps<'a> {
+    /// What all have in common.
+    pub shared: &'a Shared,
+    /// The process after whose end nobody of this step is left to be told.
+    pub until: Option<BorrowedFd<'a>>,
+    /// The image as the user knows it.
+    pub name: &'a str,
+}
+
+impl Steps<'_> {
+    /// Watches where the step has no file server of its own, as long as others serve the container.
+    pub fn watch(&self, watch: &Watch) {
+        let until = self.until.or(watch.program.as_ref().map(AsFd::as_fd));
+        loop {
+            if let Some(failure) = self.shared.end.failure() {
+                return self.end(watch, &failure);
+            }
+            if !standby::is_served(&self.shared.path) && !standby::goes_on(&self.shared.path) {
+                break;
+            }
+            match until {
+                Some(until) if wait_for(until, PollFlags::POLLIN, PollTimeout::from(standby::WATCH)) => {
+                    return;
+                }
+                Some(_) => {}
+                None => std::thread::sleep(Duration::from_millis(standby::WATCH.into())),
+            }
+        }
+        // It may have ended as it should: with the last process in the container.
+        if watch.look_when_ready().is_some_and(|container| !container.list().is_empty()) {
+            let failure = Failure::new(format!(
+                "{}: its file server has ended with the step that had started it, so the container was ended",
+                self.name
+            ));
+            let failure = failure.hint(
+                "a note at the start of a step tells why no other can go on for it; let the step that starts a container last longest",
+            );
+            self.end(watch, &failure);
+        }
+    }
+
+    /// Tells the step what ends the container, and ends it.
+    fn end(&self, watch: &Watch, failure: &Failure) {
+        let Some(container) = watch.claim_when_ready() else { return self.shared.end.told() };
+        container.stop();
+        kill_in_any_case(&container);
+        self.shared.end.publish(failure);
+        watch.reporter.prepare(&container)(failure);
+        watch.reporter.cancel_step();
+        self.shared.end.wait_for_others();
+        container.kill();
+    }
+}
+
+/// Watches over a container that others serve, in a process of its own. As long as that has the connection, nobody in the container
+/// meets an error before they are told.
+pub fn watch_others(
+    watch: &Watch,
+    lock: &ServerLock,
+    name: &Path,
+    connection: Option<&OwnedFd>,
+) -> Result<(), Failure> {
+    let failed =
+        |error: io::Error| Failure::caused_by("cannot watch the file server of the container", error);
+    let shared = Shared::open(lock).map_err(failed)?;
+    let name = quote(name.as_os_str().as_bytes());
+    let until = lock.until.as_ref().map(AsFd::as_fd);
+    let mut keep = watch.descriptors();
+    keep.extend(shared.descriptors());
+    keep.extend(until);
+    keep.extend(connection.map(AsFd::as_fd));
+    sys::spawn_detached(&keep, || {
+        become_watcher();
+        Steps { shared: &shared, until, name: &name }.watch(watch);
+    })
+    .map_err(failed)
 }
 
 /// A stream may never take what is written to it, and somebody may kill this process while the container is stopped: then

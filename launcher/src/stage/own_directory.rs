@@ -2,19 +2,28 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
 use mizzen_core::mountinfo::open_on_same_mount;
 use nix::unistd::geteuid;
-use rustix::fs::{CWD, FileType, Mode, OFlags, chmod, fstat, mkdirat, openat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, chmod, fstat, mkdirat, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::cache::describe;
 use crate::image::shown;
 
-/// As many names are tried before the image is used where it is.
+/// As many names are tried that everybody can foresee. Then it is one that nobody can take first.
 const NAMES: u32 = 16;
+/// Among so many entries a name that nobody could foresee is found again: others can make any number of them.
+const ENTRIES: usize = 100_000;
+/// How often a name is drawn before somebody else has it.
+const DRAWS: u32 = 4;
+/// For others to make theirs, who have seen none before.
+const SETTLING: Duration = Duration::from_millis(100);
 
 /// Opens the user's directory, and makes it: the first that is there of the names that it may have, else under the first
 /// that nobody has taken.
@@ -26,12 +35,51 @@ pub fn open(directory: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
         }
     }
     let path = directory.join(names().next().unwrap_or_default());
-    Err(taken.unwrap_or_else(|| Failure::new(format!("{}: cannot be made", shown(&path)))))
+    let taken = taken.unwrap_or_else(|| Failure::new(format!("{}: cannot be made", shown(&path))));
+    let hint = || {
+        let user = geteuid();
+        format!("an administrator can make it: install -d -m 700 -o {user} {}", shown(&path))
+    };
+    // All names that can be foreseen are others'.
+    let all = open_all(directory)?;
+    // One that could not be found again would be made at every start.
+    if list(&all).is_err() {
+        return Err(taken.or_hint(hint()));
+    }
+    for _ in 0..DRAWS {
+        let name = format!("{}{}", unforeseen(), random()?);
+        if let Own::Missing | Own::Taken(_) = open_own(&all, directory, &name, true)? {
+            continue;
+        }
+        // Other processes of the user's may do the same at this moment: all take the same one then.
+        std::thread::sleep(SETTLING);
+        for found in unforeseen_in(&all) {
+            if let Own::Opened(own) = open_own(&all, directory, &found, false)? {
+                if found != name {
+                    // Unless somebody uses it already.
+                    let _ = unlinkat(&all, &name, AtFlags::REMOVEDIR);
+                }
+                return Ok((own, directory.join(found)));
+            }
+        }
+    }
+    Err(taken.or_hint(hint()))
 }
 
 /// Opens it, if it is there.
 pub fn find(directory: &Path) -> Result<Option<(OwnedFd, PathBuf)>, Failure> {
     look(directory, false, &mut None)
+}
+
+/// Begins the names that nobody can foresee; a number is never behind it.
+fn unforeseen() -> String {
+    format!("mizzen-{}.x", geteuid())
+}
+
+fn random() -> Result<String, Failure> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+        .map_err(|error| Failure::caused_by("cannot draw a name", error))?;
+    Ok(id.chars().filter(char::is_ascii_hexdigit).take(16).collect())
 }
 
 /// The names that it may have.
@@ -50,19 +98,56 @@ fn look(
     make: bool,
     taken: &mut Option<Failure>,
 ) -> Result<Option<(OwnedFd, PathBuf)>, Failure> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let all = openat(CWD, directory, flags, Mode::empty())
-        .map_err(|errno| Failure::new(format!("{}: {}", shown(directory), describe(errno))))?;
+    let all = open_all(directory)?;
+    let mut is_free = false;
     for name in names() {
         match open_own(&all, directory, &name, make)? {
             Own::Opened(dir) => return Ok(Some((dir, directory.join(name)))),
-            Own::Missing => {}
+            Own::Missing => is_free = true,
             Own::Taken(failure) => {
                 taken.get_or_insert(failure);
             }
         }
     }
+    // One of these is made only where all others are taken. While one of these is taken it is looked for, as others may be free by now.
+    if taken.is_none() && is_free {
+        return Ok(None);
+    }
+    for name in unforeseen_in(&all) {
+        if let Own::Opened(dir) = open_own(&all, directory, &name, false)? {
+            return Ok(Some((dir, directory.join(name))));
+        }
+    }
     Ok(None)
+}
+
+/// The directory of all users, to look for names in it.
+fn open_all(directory: &Path) -> Result<OwnedFd, Failure> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, directory, flags, Mode::empty())
+        .map_err(|errno| Failure::new(format!("{}: {}", shown(directory), describe(errno))))
+}
+
+/// Its entries. A site may forbid to list it.
+fn list(all: &OwnedFd) -> rustix::io::Result<Dir> {
+    openat(all, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(Dir::new)
+}
+
+/// The names in it that were drawn for this user. Of several, which processes have made at the same time, all take the same.
+fn unforeseen_in(all: &OwnedFd) -> Vec<String> {
+    let prefix = unforeseen();
+    let Ok(entries) = list(all) else { return Vec::new() };
+    let own = |name: &str| {
+        let found = statat(all, name, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| found.st_uid == geteuid().as_raw())
+    };
+    let names = entries
+        .take(ENTRIES)
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str().map(str::to_owned).ok());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with(&prefix) && own(name)).collect();
+    names.sort_unstable();
+    names
 }
 
 /// What there is under a name that a user's directory may have.

@@ -32,7 +32,7 @@ use tracing::info_span;
 use crate::containers::{self, Claim, Found};
 use crate::host::Host;
 use crate::options::{Origin, RunOptions, Scope, StepOptions};
-use crate::pipeline::{self, Prepared};
+use crate::pipeline::{self, Entered, Prepared};
 use crate::plan::{Facts, Identity, Plan, Program, typed_command};
 use crate::report::{report, report_note};
 use crate::sandbox::{self, Namespaces, Others, STEP_VARIABLE, SaveTarget, Saved, Sources};
@@ -255,13 +255,22 @@ fn join_named(
         Found::Step(step) => {
             let (namespaces, mut facts) = join::open(handover, &step, environment)
                 .map_err(|failure| failure.about(format!("the container \"{step}\"")))?;
+            // As for one with a name: what can be had in it holds, and of what cannot the user is told.
+            pipeline::check_namespaces(options, facts.unshare)?;
+            containers::ignored(&step, options, None).into_iter().for_each(|text| notes.tell(text));
+            let cwd = std::env::current_dir().ok();
+            pipeline::start_in_asked_directory(options, cwd.as_deref(), &mut facts);
             facts.remapped = namespaces.enter_as_root()?;
+            containers::missing_pmix().into_iter().for_each(|text| notes.tell(text));
             (namespaces, facts)
         }
         Found::Running(running) => {
             let reporter = Box::new(StepReporter::new(handover, channel, options.settings.verbose())?);
-            running.note.iter().cloned().for_each(|text| notes.tell(text));
-            pipeline::enter(*running, options, reporter, alone)?
+            let Entered { namespaces, facts, notes: told, lone } =
+                pipeline::enter(*running, options, reporter, alone)?;
+            told.into_iter().for_each(|text| notes.tell(text));
+            lone.into_iter().for_each(|text| notes.log(text));
+            (namespaces, facts)
         }
         Found::Stopped(_) => return Err(Failure::new("the container does not run")),
     };
@@ -311,6 +320,13 @@ impl<'a> Notes<'a> {
         match self.is_first_node {
             true => report_note(&format!("{}: {text}", self.node)),
             false => self.logged.push(text),
+        }
+    }
+
+    /// Has it in Slurm's log as well.
+    fn log(&mut self, text: String) {
+        if !self.logged.contains(&text) {
+            self.logged.push(text);
         }
     }
 
