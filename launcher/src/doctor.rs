@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 use mizzen_core::config::{SiteFiles, Source};
 use mizzen_core::failure::{cause, quote_up_to};
 use mizzen_core::{Config, Failure};
+use mizzen_squashfs::fuse;
 use nix::mount::{MsFlags, mount};
 use nix::sys::wait::waitpid;
 use nix::unistd::geteuid;
@@ -39,13 +40,14 @@ struct Check {
     attempt: fn() -> Result<String, Failure>,
 }
 
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     Check { name: "settings", needed: true, purpose: "mizzen.toml and mizzen.d", attempt: settings },
     Check { name: "plugin", needed: true, purpose: "srun, sbatch and salloc", attempt: slurm::plugin },
     Check { name: "oci.conf", needed: false, purpose: "srun --container", attempt: slurm::runtime },
     Check { name: "user namespace", needed: true, purpose: "every container", attempt: user_namespace },
     Check { name: "mounts", needed: true, purpose: "every container", attempt: mounts },
-    Check { name: "FUSE", needed: true, purpose: "squashfs and SIF images", attempt: fuse },
+    Check { name: "FUSE", needed: true, purpose: "squashfs and SIF images", attempt: fuse_mount },
+    Check { name: "seccomp", needed: true, purpose: "the file server's filter", attempt: seccomp },
     Check { name: "overlay", needed: false, purpose: "--writable", attempt: overlay },
     Check { name: "copies", needed: false, purpose: "images on network file systems", attempt: copies },
     Check { name: "openat2", needed: false, purpose: "one call instead of many per path", attempt: openat2 },
@@ -208,7 +210,7 @@ fn mounts() -> Result<String, Failure> {
     Ok("tmpfs and bind mounts work".to_owned())
 }
 
-fn fuse() -> Result<String, Failure> {
+fn fuse_mount() -> Result<String, Failure> {
     let limits = sandbox::enter_user_namespace(&Identity::new(&Host::detect(), false), None)?;
     let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
         Failure::caused_by("cannot open /dev/fuse", error)
@@ -220,6 +222,22 @@ fn fuse() -> Result<String, Failure> {
         format!("fd={},rootmode=40755,user_id={uid},group_id={gid},allow_other", device.as_raw_fd());
     try_mount("fuse", "/tmp", &options, "FUSE mounts in user namespaces need Linux 4.18")?;
     Ok("works".to_owned())
+}
+
+/// Servers run without a filter only where the kernel has none.
+fn seccomp() -> Result<String, Failure> {
+    nix::sys::prctl::set_no_new_privs()
+        .map_err(|errno| Failure::caused_by("cannot set no_new_privs", errno))?;
+    // The result is sent by calls that servers make too.
+    match fuse::filter::install(&[]) {
+        Ok(()) => Ok("works".to_owned()),
+        Err(error) if fuse::filter::is_missing(&error) => {
+            Ok("not in this kernel: file servers run without it".to_owned())
+        }
+        Err(error) => Err(Failure::caused_by("cannot install a filter", error).hint(
+            "another filter, or a security module, forbids it; images that are files cannot be used here",
+        )),
+    }
 }
 
 fn overlay() -> Result<String, Failure> {

@@ -260,8 +260,8 @@ fn slurm_command(bytes: &[u8]) -> bool {
 
 /// What is kept of a program's starts.
 fn start_profile(bytes: &[u8]) -> bool {
-    let is_manifest = profile::is_manifest(bytes);
-    let Some(reads) = profile::parse_reads(bytes) else { return is_manifest };
+    let is_of_layer = profile::is_of_layer(bytes);
+    let Some(reads) = profile::parse_reads(bytes) else { return is_of_layer };
     for read in reads {
         let names = || read.path.split(|byte| *byte == b'/').skip(1);
         assert!(read.path.starts_with(b"/") && names().all(|name| !name.is_empty() && name != b".."));

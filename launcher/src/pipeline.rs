@@ -41,8 +41,8 @@ use crate::sandbox::{
     Sources, StderrReporter, Watch, WhenEntered,
 };
 use crate::save_target::save_target;
-use crate::stage::profile::StartProfile;
-use crate::stage::{Requirements, StagedImage, StagingOptions, stage};
+use crate::stage::profile::{StartProfile, StartedImage};
+use crate::stage::{FileIdentity, Provenance, Requirements, StagedImage, StagingOptions, stage};
 use crate::{host_libraries, importer, raised_limits, sys, trace};
 
 /// Runs a program in a container of its own, or in a named one: becomes it, or returns why not.
@@ -118,7 +118,7 @@ fn run_in(
 
 /// Makes a named container without starting it. `clear` is done when its image is known to be good.
 pub fn create(mut options: RunOptions, clear: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-    let image = stage_and_load(&import(&options)?, &options)?;
+    let (image, _) = stage_and_load(&import(&options)?, &options)?;
     clear()?;
     match containers::find(&mut options)? {
         Some(Found::Stopped(mut claim)) => claim.root(&options, &image).and_then(|_| claim.make()),
@@ -150,7 +150,7 @@ pub fn save(mut options: RunOptions, target: &SaveTarget) -> Result<(), Failure>
 pub fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let mut options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
     let named = containers::look(&mut options)?;
-    let image = stage_and_load(&import(&options)?, &options)?;
+    let (image, _) = stage_and_load(&import(&options)?, &options)?;
     make_plan(&options, &image, &Host::detect(), named).map(|(plan, _)| plan)
 }
 
@@ -170,12 +170,12 @@ pub fn prepare(
     mut claim: Option<Claim>,
 ) -> Result<Prepared, Failure> {
     let path = import(options)?;
-    let image = info_span!("stage").in_scope(|| stage_and_load(&path, options))?;
+    let (image, origin) = info_span!("stage").in_scope(|| stage_and_load(&path, options))?;
     info_span!("plan").in_scope(|| {
         let watch = Watch::new(reporter)?;
         let named = claim.as_mut().map(|claim| claim.root(options, &image)).transpose()?;
         let lock = claim.as_ref().map(Claim::server_lock);
-        let root = serve(&image, options, host, &watch, lock.as_ref())?;
+        let root = serve(&image, &origin, options, host, &watch, lock.as_ref())?;
         let (mut plan, data) = make_plan(options, &image, host, named)?;
         if let Some(claim) = &mut claim {
             claim.make()?;
@@ -286,7 +286,7 @@ fn served_image(running: &Running, options: &RunOptions, files: &[(u64, u64)]) -
     // The server may have a copy, or the original, whatever a start would take now.
     let uncopied = RunOptions { staging: StagingOptions::never(), ..options.clone() };
     for options in [options, &uncopied] {
-        let image = stage_and_load(&path, options)?;
+        let (image, _) = stage_and_load(&path, options)?;
         running.check(&image)?;
         if let Content::Squashfs(squashfs) = &image.content
             && sandbox::reads_one_of(files, &squashfs.source().descriptors())
@@ -333,7 +333,14 @@ fn import(options: &RunOptions) -> Result<PathBuf, Failure> {
     }
 }
 
-fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> {
+/// Where the bytes of an image come from.
+struct Origin {
+    /// What the image's file was when it was opened.
+    identity: Option<FileIdentity>,
+    provenance: Provenance,
+}
+
+fn stage_and_load(path: &Path, options: &RunOptions) -> Result<(Loaded, Origin), Failure> {
     limits::check_memory()?;
     let requirements = Requirements::new(&options.image, &options.policy);
     let staged = stage(path, &requirements, &options.staging).map_err(|failure| {
@@ -345,16 +352,17 @@ fn stage_and_load(path: &Path, options: &RunOptions) -> Result<Loaded, Failure> 
             false => failure,
         }
     });
-    let StagedImage { opened, digest, provenance, through } = staged?;
+    let StagedImage { opened, identity, digest, provenance, through } = staged?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
     let of_manifest = options.image.reference().and_then(|reference| reference.digest);
     let source = through.map(|through| Box::new(through) as _);
-    Ok(Loaded { content_digest: digest, ..Loaded::new(opened, source, of_manifest.or(digest))? })
+    Ok((Loaded::new(opened, source, of_manifest.or(digest))?, Origin { identity, provenance }))
 }
 
 /// Where the container gets its files from.
 fn serve(
     image: &Loaded,
+    origin: &Origin,
     options: &RunOptions,
     host: &Host,
     watch: &Watch,
@@ -370,19 +378,12 @@ fn serve(
                 .verifies(Requirements::new(&options.image, &options.policy).content_matters());
             let command = &options.command;
             // What is changed in a container that is writable or has a name stands for the layers below it: no others there.
-            // The watcher, for whom files are unpacked, has no part in a copy that is being made.
-            let is_whole = squashfs.source().missed().is_none();
-            let is_plain = lock.is_none() && is_whole && options.settings.writable() == Writable::No;
-            let find = || {
-                StartProfile::find(
-                    &image.opened,
-                    image.content_digest,
-                    is_verified,
-                    command,
-                    &options.staging,
-                )
+            let is_plain = lock.is_none() && options.settings.writable() == Writable::No;
+            let find = |identity| {
+                let started = StartedImage { identity, provenance: origin.provenance, is_verified };
+                StartProfile::find(&started, command, &options.staging)
             };
-            let profile = is_plain.then(find).flatten();
+            let profile = origin.identity.as_ref().filter(|_| is_plain).and_then(find);
             let server = Server::start(squashfs, path, command, owner, watch, lock, profile.as_ref())?;
             RootSource::Squashfs(server)
         }

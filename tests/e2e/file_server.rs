@@ -88,6 +88,45 @@ fn every_compressor_is_served_under_the_filter() {
     }
 }
 
+/// A kernel without filters is no reason to have no container; whatever else keeps a server from having one is.
+#[test]
+fn a_server_without_a_filter_serves_only_where_the_kernel_has_none() {
+    let cluster = with_busybox("no-filter");
+    let with = |error: &str, words: &str| {
+        run_in_time(
+            &cluster,
+            &format!(
+                "strace -f -o /dev/null -e trace=seccomp -e inject=seccomp:error={error} mizzen {words}"
+            ),
+        )
+    };
+    for error in ["ENOSYS", "EINVAL"] {
+        assert_out(&with(error, "run /shared/bb.sqsh echo served"), 0, "served\n");
+        let doctor = with(error, "doctor");
+        let line = "ok       seccomp         not in this kernel: file servers run without it (for the file server's filter)\n";
+        assert!(doctor.code == 0 && doctor.stdout.contains(line), "{}", doctor.text());
+    }
+    for (error, why) in [("EPERM", "Operation not permitted"), ("ENOMEM", "Cannot allocate memory")] {
+        let run = with(error, "run /shared/bb.sqsh echo served");
+        let message =
+            format!("mizzen: cannot start the file server: its seccomp filter cannot be installed: {why}");
+        let hint = "something on this node keeps users from installing one";
+        assert_failed(&run, 125, &message);
+        assert_failed(&run, 125, hint);
+        assert_eq!((run.stdout.as_str(), run.stderr.matches("mizzen: ").count()), ("", 2), "{}", run.text());
+        let doctor = with(error, "doctor");
+        let line = format!(
+            "FAILED   seccomp         cannot install a filter: {why} (for the file server's filter)\n"
+        );
+        assert!(doctor.code == 1 && doctor.stdout.contains(&line), "{}", doctor.text());
+        assert!(
+            doctor.stdout.contains("hint: another filter, or a security module, forbids it"),
+            "{}",
+            doctor.text()
+        );
+    }
+}
+
 #[test]
 fn the_watcher_keeps_nothing_open_and_ends_with_the_container() {
     let cluster = with_busybox("watcher");

@@ -257,6 +257,31 @@ fn a_step_is_told_of() {
     );
 }
 
+/// What a start reads is known by the image, wherever its bytes come from: that start is noted while the image is copied, the next
+/// one, from the copy, unpacks the files, and the third has them.
+#[test]
+fn a_start_while_the_image_is_copied_helps_those_that_follow() {
+    let cluster = large_cluster("noted", "");
+    let image = format!("/shared/{LARGE}");
+    let start = |wait: &str| {
+        cluster.run(&format!(
+            "mizzen run {image} sh -c 'cat /data/* | wc -c; for i in $(seq 300); do ls {CACHE}/{wait} > /dev/null 2>&1 && break; sleep 0.1; done; \
+             grep -o lowerdir=/places[^,]* /proc/self/mountinfo'; ls {CACHE} | sed 's/-.*//' | sort -u"
+        ))
+    };
+    let first = start("profile-*");
+    assert!(first.stdout.starts_with("25165824\nlowerdir=/places:/image\n"), "{}", first.text());
+    assert!(first.stdout.contains("profile\n") && !first.stdout.contains("unpack"), "{}", first.text());
+    assert_eq!(cluster.run(&format!("mizzen stage {image}")).code, 0);
+    let second = start("unpacked-*/manifest");
+    assert!(second.stdout.starts_with("25165824\nlowerdir=/places:/image\n"), "{}", second.text());
+    assert!(second.stdout.contains("unpacked\n"), "{}", second.text());
+    let third = cluster.run(&format!(
+        "mizzen run {image} sh -c 'grep -o lowerdir=/places[^,]* /proc/self/mountinfo; sha256sum < /data/2'"
+    ));
+    assert_out(&third, 0, &format!("lowerdir=/places:/unpacked-0:/image\n{}", sum_of(2)));
+}
+
 /// How many bytes the FUSE server of /slow has read.
 fn served_slowly(cluster: &Cluster) -> u64 {
     let script = "for p in $(pgrep -f 'bindfs.*/slow$'); do [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] \

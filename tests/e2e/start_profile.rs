@@ -1,8 +1,13 @@
 //! What the start of a program reads is kept: its files are unpacked for the next start, and nobody sees a wrong byte.
 
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
 use mizzen_tests::check::{assert_out, with_busybox};
 use mizzen_tests::images::ImageTree;
-use mizzen_tests::{Cluster, run_tool};
+use mizzen_tests::{Cluster, User, run_tool};
 
 const UNPACKED: &str = "/var/tmp/mizzen-2001/unpacked-*";
 /// What a container whose files were unpacked has in its root's mount.
@@ -17,9 +22,15 @@ fn cluster(name: &str) -> (Cluster, String) {
     tree.file("data/large", &line.repeat((20 << 20) / line.len())).unwrap();
     tree.file("data/small/file", line).unwrap();
     tree.file("data/other", line).unwrap();
+    // Directories that are not as others: of all modes, with an extended attribute, and one that its owner cannot write to.
+    for (name, mode) in [("sticky", 0o1777), ("group", 0o2755), ("marked", 0o755), ("closed", 0o555)] {
+        tree.file(&format!("data/{name}/file"), line).unwrap();
+        fs::set_permissions(tree.path(&format!("data/{name}")), PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let mark = "import os, sys; os.setxattr(sys.argv[1], 'user.mark', b'1')";
+    run_tool(Command::new("python3").args(["-c", mark]).arg(tree.path("data/marked"))).unwrap();
     let sums = "find data -type f | sort | xargs md5sum";
-    let expected =
-        run_tool(std::process::Command::new("sh").args(["-c", sums]).current_dir(tree.path("."))).unwrap();
+    let expected = run_tool(Command::new("sh").args(["-c", sums]).current_dir(tree.path("."))).unwrap();
     cluster.share("all.sqsh", &tree.squashfs(&["-comp", "zstd"]).unwrap()).unwrap();
     (cluster, expected)
 }
@@ -30,32 +41,29 @@ fn configure(cluster: &Cluster, toml: &str) {
 }
 
 /// A start that reads the data, in a container that runs until its files are unpacked.
-const LEARNING: &str = "mizzen run /shared/all.sqsh sh -c 'cat /data/large /data/small/file | md5sum; until [ -e ~/go ]; do sleep 0.1; done' & \
+const LEARNING: &str = "mizzen run /shared/all.sqsh sh -c 'cat /data/large /data/*/file | md5sum; until [ -e ~/go ]; do sleep 0.1; done' & \
      for i in $(seq 600); do [ -e /var/tmp/mizzen-2001/unpacked-*/manifest ] && break; sleep 0.1; done; touch ~/go; wait $!; code=$?; rm ~/go; exit $code";
 
 #[test]
 fn the_next_start_finds_its_files_unpacked_and_as_they_are_in_the_image() {
     let (cluster, expected) = cluster("unpacked");
-    let look = "cd /; find data -exec stat -c '%n %a %u %g %s %Y %h' {} + | sort";
+    // Directories have other sizes and numbers of links on each file system.
+    let look = "cd /; find data -exec stat -c '%n %F %a %u %g %Y' {} + | sort; find data -type f -exec stat -c '%n %s %h' {} + | sort";
     let before = cluster.run(&format!("mizzen run /shared/all.sqsh sh -c \"{look}\""));
     assert_eq!(before.code, 0, "{}", before.text());
     let learned = cluster.run(LEARNING);
     assert_eq!((learned.code, learned.stderr.as_str()), (0, ""), "{}", learned.text());
     let there = cluster.run(&format!("cd {UNPACKED} && find files -type f | sort | grep data"));
-    assert_out(&there, 0, "files/data/large\nfiles/data/small/file\n");
+    // What is below directories that a layer cannot have is left to the image.
+    let files = ["group/file", "large", "small/file", "sticky/file"];
+    assert_out(&there, 0, &files.map(|file| format!("files/data/{file}\n")).concat());
 
     let sums = "cd /; find data -type f | sort | xargs md5sum";
     let again = cluster.run(&format!("mizzen run /shared/all.sqsh sh -c \"{LAYERS}; {sums}\""));
     assert_out(&again, 0, &format!("lowerdir=/places:/unpacked-0:/image\n{expected}"));
-    // Directories have other sizes and numbers of links on each file system.
-    let plain = |text: &str| -> Vec<String> {
-        text.lines()
-            .filter(|line| line.contains("large") || line.contains("file"))
-            .map(str::to_owned)
-            .collect()
-    };
     let after = cluster.run(&format!("mizzen run /shared/all.sqsh sh -c \"{look}\""));
-    assert_eq!(plain(&before.stdout), plain(&after.stdout));
+    assert!(before.stdout.contains("data/sticky directory 1777 "), "{}", before.text());
+    assert_eq!(before.stdout, after.stdout);
     let other = cluster.run(&format!("mizzen run /shared/all.sqsh busybox {LAYERS}"));
     assert_out(&other, 1, "");
 
@@ -85,6 +93,8 @@ fn what_was_changed_damaged_or_left_by_a_crash_is_not_used() {
         "truncate -s -3 /var/tmp/mizzen-2001/unpacked-*/manifest",
         "cd /var/tmp/mizzen-2001/unpacked-*/files/data && cp large copy && touch -r large copy && mv copy large",
         "rm -r /var/tmp/mizzen-2001/unpacked-*/files",
+        "echo 00000000000000000000000000000000 > $(echo /var/tmp/mizzen-2001/unpacked-*/files/data)/more",
+        "chmod 700 /var/tmp/mizzen-2001/unpacked-*/files/data/small",
     ] {
         let learned = cluster.run(LEARNING);
         assert_eq!(learned.code, 0, "{}", learned.text());
@@ -130,4 +140,142 @@ fn whoever_wants_no_copies_gets_none() {
     configure(&cluster, "stage_unpacked_max_size = \"10m\"\n");
     let little = cluster.run(&format!("mizzen run /shared/all.sqsh {sums}; ls /var/tmp/mizzen-2001 | grep -c ^unpacked; ls /var/tmp/mizzen-2001 | grep -c '^profile-[0-9a-f]*$'"));
     assert_out(&little, 0, &format!("{expected}0\n1\n"));
+}
+
+/// Whose image has more files than are unpacked in a moment, in /data and /more, which do not compress to nothing.
+fn many_files(name: &str) -> (Cluster, String) {
+    let cluster = with_busybox(name);
+    configure(&cluster, "");
+    let tree = ImageTree::busybox().unwrap();
+    for (directory, number) in ["data", "more"].into_iter().flat_map(|name| (0..200).map(move |n| (name, n)))
+    {
+        let words =
+            (0..12_000_u32).map(|word| format!("{:08x} ", (word ^ number).wrapping_mul(2_654_435_761)));
+        tree.file(&format!("{directory}/{number}"), &words.collect::<String>()).unwrap();
+    }
+    // One that is written in several parts.
+    let line = "what a program reads when it starts\n";
+    tree.file("data/large", &line.repeat((180 << 20) / line.len())).unwrap();
+    let sums = "find data more -type f | sort | xargs md5sum";
+    let expected = run_tool(Command::new("sh").args(["-c", sums]).current_dir(tree.path("."))).unwrap();
+    cluster.share("many.sqsh", &tree.squashfs(&["-comp", "zstd"]).unwrap()).unwrap();
+    (cluster, expected)
+}
+
+/// On the node where Alice's steps run.
+fn on_node(cluster: &Cluster, script: &str) -> String {
+    cluster.run_on("node1", User::Alice, script).stdout
+}
+
+/// How many bytes the user's directory has, and what is in it of unfinished layers.
+fn left_on_node(cluster: &Cluster) -> (u64, usize) {
+    let taken = on_node(cluster, "du -sB1 /var/tmp/mizzen-2001 | cut -f1").trim().parse().unwrap();
+    let names = on_node(cluster, "ls /var/tmp/mizzen-2001");
+    (
+        taken,
+        names.lines().filter(|name| name.starts_with("temporary-") || name.starts_with("unpacking-")).count(),
+    )
+}
+
+#[test]
+fn what_killed_unpackers_have_done_is_finished_and_takes_no_more_room() {
+    let (cluster, expected) = many_files("unpackers-killed");
+    let step = "srun --container=/shared/many.sqsh sh -c 'cat /data/* > /dev/null; until [ -e ~/go ]; do sleep 0.1; done'";
+    let manifest = "compgen -G '/var/tmp/mizzen-2001/unpacked-*/manifest' > /dev/null";
+    let (mut sizes, mut killed) = (Vec::new(), 0);
+    for _ in 0..5 {
+        // With what was done before, it may be finished before it can be killed.
+        let run = cluster.run_on("node1", User::Alice, &format!(
+            "rm -f ~/go; {step} & until {{ sleep 0.1; pkill -KILL -u alice -x mizzen-unpack && echo killed; }} || {manifest}; do :; done; \
+             touch ~/go; wait $!"
+        ));
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{}", run.text());
+        killed += run.stdout.lines().count();
+        sizes.push(left_on_node(&cluster));
+    }
+    let (full, most) = (225 << 20, sizes.iter().map(|(_, unfinished)| *unfinished).max());
+    assert!(
+        killed >= 2 && most <= Some(1) && sizes.iter().all(|(taken, _)| *taken < full),
+        "{killed}: {sizes:?}"
+    );
+    // Then one is left alone.
+    let made = cluster.run_on("node1", User::Alice, &format!(
+        "rm -f ~/go; {step} & for i in $(seq 300); do {manifest} && break; sleep 0.1; done; touch ~/go; wait $!"
+    ));
+    assert_out(&made, 0, "");
+    let names = on_node(&cluster, "ls /var/tmp/mizzen-2001 | sed 's/-.*//' | sort -u | tr '\\n' ' '");
+    assert_eq!(names, "profile room.lock unpacked ", "{sizes:?}");
+    let sums = format!(
+        "srun --container=/shared/many.sqsh sh -c \"{LAYERS}; cd /; find data more -type f | sort | xargs md5sum\""
+    );
+    assert_out(&cluster.run(&sums), 0, &format!("lowerdir=/places:/unpacked-0:/image\n{expected}"));
+}
+
+/// Slurm kills all that is left of a step when its program has ended.
+#[test]
+fn short_steps_leave_layers_to_those_that_follow() {
+    let (cluster, expected) = many_files("short-steps");
+    // As a program that imports many files: never quiet for a second, and over when the last is read.
+    let start = |directory: &str| {
+        cluster.run(&format!(
+            "srun --container=/shared/many.sqsh sh -c 'for file in /{directory}/*; do cat $file; sleep 0.01; done | wc -c; \
+             grep -o lowerdir=/places[^,]* /proc/self/mountinfo'"
+        ))
+    };
+    let layers = |expected: &[&str], directory: &str| {
+        for lower in expected {
+            let run = start(directory);
+            assert!(run.stdout.ends_with(lower), "{expected:?} of {directory}: {}", run.text());
+        }
+    };
+    let (none, one, two) = (":/image\n", ":/unpacked-0:/image\n", ":/unpacked-0:/unpacked-1:/image\n");
+    // The first is noted, the second finds that and unpacks it, the third has a layer.
+    layers(&[none, none, one], "data");
+    // So it is with what a program reads beside it.
+    layers(&[one, one, two], "more");
+    let sums =
+        "srun --container=/shared/many.sqsh sh -c \"cd /; find data more -type f | sort | xargs md5sum\"";
+    assert_out(&cluster.run(sums), 0, &expected);
+}
+
+#[test]
+fn nothing_inflates_outside_the_filter_but_the_launcher() {
+    let (cluster, _) = many_files("unpacked-under-a-filter");
+    // The second start unpacks from its beginning on.
+    for trace in ["", "strace -f -y -o /tmp/trace -e trace=pread64,seccomp,clone,clone3,fork,vfork,prctl "] {
+        let run = cluster.run(&format!(
+            "{trace}mizzen run /shared/many.sqsh sh -c 'cat /data/* > /dev/null; sleep 2; until ! pgrep -x mizzen-unpack > /dev/null; do sleep 0.1; done'"
+        ));
+        assert_out(&run, 0, "");
+        cluster.run("rm -rf /var/tmp/mizzen-2001/unpack*");
+    }
+    let trace = cluster.run("cat /tmp/trace").stdout;
+    let launcher = trace.split_whitespace().next().unwrap();
+    let (mut filtered, mut unpackers) = (HashSet::new(), HashSet::new());
+    let mut readers = HashSet::new();
+    for line in trace.lines() {
+        let (pid, call) = line.split_once(' ').unwrap();
+        let call = call.trim_start();
+        let child = call.rsplit(" = ").next().filter(|child| child.bytes().all(|byte| byte.is_ascii_digit()));
+        match call {
+            _ if call.contains("seccomp(SECCOMP_SET_MODE_FILTER") && call.ends_with(" = 0") => {
+                filtered.insert(pid);
+            }
+            _ if call.contains("PR_SET_NAME, \"mizzen-unpack\"") => {
+                unpackers.insert(pid);
+            }
+            // What a thread of the server begins with, and the beginning of a process that installs its own.
+            _ if (call.contains("clone") || call.contains("fork")) && filtered.contains(pid) => {
+                filtered.extend(child);
+            }
+            _ if call.contains("many.sqsh") && call.starts_with("pread64(") => {
+                readers.insert(pid);
+                assert!(pid == launcher || filtered.contains(pid), "{line}");
+            }
+            _ => {}
+        }
+    }
+    // It did inflate: children of an unpacker, not the unpacker.
+    assert!(unpackers.is_disjoint(&readers) && !unpackers.is_empty(), "{unpackers:?}");
+    assert!(filtered.intersection(&readers).count() >= 3, "{filtered:?}: {readers:?}");
 }

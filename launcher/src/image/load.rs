@@ -17,8 +17,6 @@ pub struct Loaded {
     pub opened: OpenedImage,
     /// The digest of its manifest, or of its content if that was computed.
     pub digest: Option<Digest>,
-    /// The digest of the file's content, if that was computed here or when it was copied.
-    pub content_digest: Option<Digest>,
     /// How to look into it.
     pub content: Content,
 }
@@ -47,7 +45,7 @@ impl Loaded {
                     .map_err(|error| Failure::caused_by(shown(&opened.path), error))?,
             ),
         };
-        Ok(Loaded { opened, digest, content_digest: None, content })
+        Ok(Loaded { opened, digest, content })
     }
 
     /// The files in it.

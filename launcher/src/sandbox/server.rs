@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
@@ -30,7 +30,7 @@ use super::standby::{self, Shared};
 use super::watcher::{self, Steps, Watch, Watched, WatcherConnection};
 use crate::plan::Identity;
 use crate::report::megabytes;
-use crate::stage::profile::{Reads, StartProfile, WORTHWHILE};
+use crate::stage::profile::{PROFILE_LIMIT, ReadsWriter, StartProfile, WORTHWHILE};
 use crate::sys;
 
 /// A server that waits for its device.
@@ -78,6 +78,8 @@ const NEW: u8 = 1;
 const RESUMED: u8 = 2;
 
 const UNSTARTED: &str = "cannot start the file server";
+const UNCONFINED: &str = "the server reads images only under a filter of its own; something on this node keeps users from installing one, \
+                          perhaps another program's filter around this one; `mizzen doctor` tries it";
 
 /// A server whose files can be mounted.
 pub struct Mountable {
@@ -122,6 +124,7 @@ impl Server {
         keep_watching.extend(reads.as_ref().map(AsFd::as_fd));
         keep_watching.extend(shared.into_iter().flat_map(Shared::descriptors));
         keep_watching.extend(until.map(AsFd::as_fd));
+        keep_watching.extend(profile.into_iter().flat_map(StartProfile::descriptors));
         let mut keep_serving = vec![wait.as_fd(), to_watcher.as_fd()];
         keep_serving.extend(image.source().descriptors());
         keep_serving.extend(until.map(AsFd::as_fd));
@@ -205,19 +208,28 @@ impl Mountable {
                 .or_hint("`mizzen doctor` tells whether FUSE works in user namespaces here")
         })?;
         sys::send_descriptors(&process, &[NEW], &[device_fd]).map_err(|errno| {
-            let mut number = [0; 4];
-            match nix::unistd::read(&process, &mut number) {
-                Ok(4) => {
-                    Failure::caused_by(UNSTARTED, io::Error::from_raw_os_error(i32::from_ne_bytes(number)))
-                }
-                _ => Failure::caused_by("the file server has ended", errno),
-            }
+            why_ended(&process).unwrap_or_else(|| Failure::caused_by("the file server has ended", errno))
         })
     }
 }
 
+/// Why a server has not begun, if it has said so: an error's number, or a text.
+fn why_ended(process: &OwnedFd) -> Option<Failure> {
+    let mut said = [0; 256];
+    let length = nix::unistd::read(process, &mut said).ok().filter(|length| *length > 0)?;
+    let said = said.get(..length)?;
+    Some(match <[u8; 4]>::try_from(said) {
+        Ok(number) => Failure::caused_by(UNSTARTED, io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
+        Err(_) => Failure::new(format!("{UNSTARTED}: {}", quote(said))).hint(UNCONFINED),
+    })
+}
+
 /// A start has calmed down when nothing is read for so long.
 const QUIET: Duration = Duration::from_secs(1);
+/// A step may end before that, and its end kills everything. So what was read is noted as often as this, and then less and less.
+const NOTED: Duration = Duration::from_millis(400);
+/// Of all that a start has read, the last part of this size may not be noted.
+const UNNOTED: u32 = 8;
 
 /// The threads that read ahead, and note what is read for the next start. If one fails, nobody needs to know.
 const READ_AHEAD: &str = "read-ahead";
@@ -252,7 +264,10 @@ fn serve(
     image.source().on_note(Box::new(move |text| notes.note(text)));
     let reads_file = starts.and_then(|(_, file)| file.try_clone().ok());
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
-    let _ = fuse::filter::install(image.source().system_calls());
+    fuse::filter::confine(image.source().system_calls()).inspect_err(|error| {
+        // Before there is a container, its maker tells the user.
+        let _ = nix::unistd::write(wait, error.to_string().as_bytes());
+    })?;
     // Without a thread for it, those who come later do not find this server; those who are there have their files.
     let _ = turn.as_ref().map(standby::Turn::take_lock_later);
     let recorder = starts.map(|_| Arc::new(fuse::Recorder::new(WORTHWHILE)));
@@ -300,16 +315,25 @@ fn serve(
     outcome
 }
 
-/// Has the watcher write down what the start has read, when it has calmed down.
+/// Has the watcher write down what the start reads, until it has calmed down.
 fn note_reads(
     image: &squashfs::Image,
     recorder: &fuse::Recorder,
     mut file: File,
     watcher: &WatcherConnection,
 ) {
-    let accesses = recorder.take(QUIET);
-    if !accesses.is_empty() && file.write_all(&Reads::text(image, &accesses)).is_ok() {
-        watcher.has_reads(recorder.is_ended());
+    let (begin, mut writer) = (Instant::now(), ReadsWriter::new(PROFILE_LIMIT));
+    loop {
+        let (accesses, phase) = recorder.take(QUIET, NOTED.max(begin.elapsed() / UNNOTED));
+        if !accesses.is_empty() && file.write_all(&writer.text(image, &accesses)).is_err() {
+            return;
+        }
+        if writer.has_text() {
+            watcher.has_reads(phase);
+        }
+        if phase != fuse::Phase::Growing {
+            return;
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
+use mizzen_squashfs::fuse::Phase;
 use mizzen_squashfs::{self as squashfs, Image};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
@@ -37,6 +38,8 @@ const KILLED_TOGETHER: Duration = Duration::from_millis(500);
 const TELLING: Duration = Duration::from_secs(12);
 /// Containers are made in less, in milliseconds.
 const READY: u16 = 10_000;
+/// A start that does not calm down is noted less and less often: in a year, not more often than this.
+const MOST_NOTES: u32 = 256;
 /// No report of a server is longer.
 const LIMIT: usize = 4096;
 
@@ -146,9 +149,9 @@ impl WatcherConnection {
         matches!(read(&self.0, &mut answer), Ok(1)) && answer == [1]
     }
 
-    /// What the start has read is in the file that both have open. The server may be at its end.
-    pub fn has_reads(&self, at_end: bool) {
-        self.say(READS, &[u8::from(at_end)]);
+    /// More of what the start has read is in the file that both have open, and the start goes on like this.
+    pub fn has_reads(&self, phase: Phase) {
+        self.say(READS, &[u8::from(phase == Phase::Quiet)]);
     }
 
     /// The server cannot go on, for this reason.
@@ -199,7 +202,7 @@ impl Watched<'_> {
         if let Some((profile, _)) = self.starts.filter(|(profile, _)| profile.is_to_be_unpacked()) {
             profile.spawn_unpacker(self.image);
         }
-        let (mut last_words, mut has_turn, mut has_read, mut notes) = (None, false, false, 0);
+        let (mut last_words, mut has_turn, mut noted, mut notes) = (None, false, 0_u32, 0);
         let mut buffer = [0; LIMIT];
         loop {
             let length = match self.listen(&mut buffer) {
@@ -232,12 +235,14 @@ impl Watched<'_> {
                     }
                 }
                 (SERVES, _) => has_turn = true,
-                (READS, at_end) => {
-                    if let Some((profile, file)) = self.starts.filter(|_| !has_read) {
-                        has_read = true;
-                        profile.write_from(file);
-                        if at_end == [0] {
-                            profile.spawn_unpacker(self.image);
+                (READS, is_quiet) => {
+                    // A server that says it for ever has been taken over.
+                    noted = noted.saturating_add(1);
+                    if let Some((profile, file)) = self.starts.filter(|_| noted <= MOST_NOTES) {
+                        let is_quiet = is_quiet == [1];
+                        profile.note(self.image, file, is_quiet);
+                        if is_quiet {
+                            noted = MOST_NOTES;
                         }
                     }
                 }

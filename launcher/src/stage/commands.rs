@@ -128,14 +128,11 @@ impl Commands {
         let unpacked = profile::list(&self.cache);
         if !unpacked.is_empty() {
             let size = unpacked.iter().map(|layer| layer.size).sum();
+            let count = unpacked.iter().filter(|layer| layer.is_whole).count();
             let directory = quote(self.cache.path.as_os_str().as_encoded_bytes());
-            let _ = writeln!(
-                own.text,
-                "{directory}: files unpacked for {}, {}",
-                starts(unpacked.len()),
-                megabytes(size)
-            );
-            own.json["unpacked"] = json!({ "size": size, "count": unpacked.len() });
+            let _ =
+                writeln!(own.text, "{directory}: files unpacked for {}, {}", starts(count), megabytes(size));
+            own.json["unpacked"] = json!({ "size": size, "count": count });
         }
         let (directory, layers) = self.layers();
         if !layers.is_empty() {

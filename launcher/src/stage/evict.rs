@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe};
 use super::lock::{self, Lock};
-use super::{broadcast, partial, profile};
+use super::{ROOM_LOCK, broadcast, partial, profile};
 use crate::report::megabytes;
 
 /// How much the copies may take.
@@ -108,7 +108,7 @@ impl Space {
 /// Makes room for `needed` bytes more within the limits; in any case at least `freed` bytes are freed if they can be. Nobody
 /// else makes room before the lock is dropped: by then whoever needs the room has a file of that size.
 pub fn reserve(cache: &Cache, needed: u64, freed: u64, limits: &Limits) -> Result<Lock, String> {
-    let lock = lock::lock_with_timeout(cache, "room.lock", TIMEOUT)?;
+    let lock = lock::lock_with_timeout(cache, ROOM_LOCK, TIMEOUT)?;
     sweep(cache);
     let mut copies = evictable(cache)?;
     copies.sort_by_key(|copy| copy.used);

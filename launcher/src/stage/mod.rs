@@ -55,7 +55,11 @@ pub(crate) use partial::decode as decode_record;
 use progress_sink::{ProgressSink, StderrSink, note, progress};
 pub use read_through::ReadThrough;
 pub use requirements::Requirements;
-use source::{FileIdentity, SourceImage};
+pub use source::FileIdentity;
+use source::SourceImage;
+
+/// Who has it makes room in a directory of copies, for these or for unpacked files.
+const ROOM_LOCK: &str = "room.lock";
 
 /// What the site and the user say about staging.
 #[derive(Clone, Debug, Default)]
@@ -140,6 +144,8 @@ impl StagingOptions {
 pub struct StagedImage {
     /// The source as it was recognised, with the file that is to be used.
     pub opened: OpenedImage,
+    /// What the source was when it was opened, whatever file is used; of a directory, nothing.
+    pub identity: Option<FileIdentity>,
     /// Its digest, if somebody had a reason to compute it.
     pub digest: Option<Digest>,
     /// Where that file comes from.
@@ -235,8 +241,10 @@ fn try_stage(
     let with_copy = StagingOptions { policy, copy_required: true, ..staging.clone() };
     let staging = if own_copy { &with_copy } else { staging };
     if opened.kind == ImageKind::Directory {
-        return Ok(StagedImage { opened, digest: None, provenance: Provenance::Source, through: None });
+        let provenance = Provenance::Source;
+        return Ok(StagedImage { opened, identity: None, digest: None, provenance, through: None });
     }
+    let identity = FileIdentity::of(&opened.file).ok();
     let staged = match wanted(&opened, staging.verifies(requirements.content_matters()), staging) {
         Ok(Wanted::Copy(cache, source)) => {
             // One that was not copied completely itself would be copied as a whole, and stay.
@@ -246,10 +254,10 @@ fn try_stage(
                 && existing(&cache, &source, &mut sink).is_none();
             if through {
                 match ReadThrough::start(&cache, &source, &staging.limits) {
-                    Ok(through) => return Ok(read_through(opened, through)),
+                    Ok(through) => return Ok(StagedImage { identity, ..read_through(opened, through) }),
                     Err(why) => {
                         note(&format!("{place} is used where it is: {why}"), None);
-                        return in_place(opened, requirements);
+                        return Ok(StagedImage { identity, ..in_place(opened, requirements)? });
                     }
                 }
             }
@@ -274,7 +282,7 @@ fn try_stage(
     let ready = match staged {
         Some(Ok((file, digest, provenance))) => {
             let opened = OpenedImage { file, ..opened };
-            StagedImage { opened, digest: Some(digest), provenance, through: None }
+            StagedImage { opened, identity: None, digest: Some(digest), provenance, through: None }
         }
         Some(Err(StageError::Cache(why))) if staging.copy_required => {
             let failure = Failure::new(format!("no copy: {why}"));
@@ -290,7 +298,7 @@ fn try_stage(
     if let Some(found) = ready.digest {
         requirements.check_content(found)?;
     }
-    Ok(ready)
+    Ok(StagedImage { identity, ..ready })
 }
 
 /// Whether an image can be changed by somebody beside this user and root: by what its file system says of it, unless somebody
@@ -354,7 +362,13 @@ fn wanted<'a>(
 
 /// The image, with a copy in the making. Nothing is known of its content yet.
 fn read_through(opened: OpenedImage, through: ReadThrough) -> StagedImage {
-    StagedImage { opened, digest: None, provenance: Provenance::ReadThrough, through: Some(through) }
+    StagedImage {
+        opened,
+        identity: None,
+        digest: None,
+        provenance: Provenance::ReadThrough,
+        through: Some(through),
+    }
 }
 
 /// The image where it is; read as a whole only if its content matters.
@@ -366,7 +380,7 @@ fn in_place(opened: OpenedImage, requirements: &Requirements) -> Result<StagedIm
     }
     let digest = requirements.content_matters().then(|| digest(&opened));
     let digest = digest.transpose().map_err(StageError::Source)?;
-    Ok(StagedImage { opened, digest, provenance: Provenance::Source, through: None })
+    Ok(StagedImage { opened, identity: None, digest, provenance: Provenance::Source, through: None })
 }
 
 /// Computes the digest of an image. What cannot be one is not read as a whole first.

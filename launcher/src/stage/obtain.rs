@@ -255,14 +255,22 @@ fn fill(
 }
 
 /// A file that is written within the same tick of its file system's clock keeps its times. So the copy begins when that
-/// tick is over: then every later change can be seen. Some servers count whole seconds.
+/// tick is over: then every later change can be seen.
 pub fn settle(identity: &FileIdentity) {
+    std::thread::sleep(rest_of_tick(identity));
+}
+
+/// Whether every later change of a file can be seen.
+pub fn is_settled(identity: &FileIdentity) -> bool {
+    rest_of_tick(identity) == Duration::ZERO
+}
+
+/// How long a file can still be written without another time. Some servers count whole seconds.
+fn rest_of_tick(identity: &FileIdentity) -> Duration {
     let (seconds, nanoseconds) = identity.ctime;
     let tick = if nanoseconds == 0 { Duration::from_millis(1100) } else { Duration::from_millis(50) };
-    let Ok(seconds) = u64::try_from(seconds) else { return };
+    let Ok(seconds) = u64::try_from(seconds) else { return Duration::ZERO };
     let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, u32::try_from(nanoseconds).unwrap_or(0));
     // A time in the future tells only that the clocks differ.
-    if let Ok(age) = SystemTime::now().duration_since(changed) {
-        std::thread::sleep(tick.saturating_sub(age));
-    }
+    SystemTime::now().duration_since(changed).map_or(Duration::ZERO, |age| tick.saturating_sub(age))
 }

@@ -112,8 +112,25 @@ fn conditions() -> [Condition; 9] {
     ]
 }
 
+/// The same as [`install`], but a kernel that has no filters is no error: then there is none.
+pub fn confine(more: &[c_long]) -> io::Result<()> {
+    match install(more) {
+        Err(error) if is_missing(&error) => Ok(()),
+        done => done.map_err(|error| {
+            let why = io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EINVAL));
+            io::Error::new(error.kind(), format!("its seccomp filter cannot be installed: {why}"))
+        }),
+    }
+}
+
+/// Whether an error says that the kernel has no filters.
+pub fn is_missing(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+        || matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL))
+}
+
 /// From now on this thread, and those that it starts, can make no other system calls: the kernel ends the process by SIGSYS.
-/// Needs no_new_privs. An error means that the kernel has no filters, and changes nothing. `more` are calls that this server needs
+/// Needs no_new_privs. An error changes nothing. `more` are calls that this server needs
 /// beside those of all servers ([`crate::ByteSource::system_calls`]).
 pub fn install(more: &[c_long]) -> io::Result<()> {
     let architecture = ARCHITECTURE.ok_or(io::ErrorKind::Unsupported)?;

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use abi::{Message, Request, answer_head};
 use device::{Device, Spare};
 use operations::{Answer, Server};
-pub use recorder::{Access, Recorder};
+pub use recorder::{Access, Phase, Recorder};
 
 use crate::reader::{Error, Image, InodeRef};
 

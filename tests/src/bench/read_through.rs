@@ -16,8 +16,20 @@ use crate::{Cluster, SharedFs, Spec, User, run_tool, target_dir};
 
 /// What the file system reads in a second.
 const RATE: &str = "200M";
-/// The data in the image beside Debian with numpy, in files of a sixteenth of it.
-const DATA: u64 = 4 << 30;
+
+/// How much is measured.
+pub struct Form {
+    /// The data in the image beside Debian with numpy, in files of a sixteenth of it.
+    pub data: u64,
+    pub rounds: u32,
+    /// Whether first starts are all.
+    pub starts_alone: bool,
+}
+
+/// What the goals are set for.
+pub const LONG: Form = Form { data: 4 << 30, rounds: 5, starts_alone: false };
+/// A part of `make bench`.
+pub const SHORT: Form = Form { data: 512 << 20, rounds: 3, starts_alone: false };
 
 const IN_PLACE: &str = "in place";
 const MEANWHILE: &str = "copied meanwhile";
@@ -58,9 +70,13 @@ const SECOND: [Contender; 2] = [
 ];
 
 /// Measures all of it, or first starts alone.
-pub fn run(rounds: u32, starts_alone: bool) -> Result<()> {
-    let cluster = start()?;
-    println!("an image of 4 GB on a file system that reads {RATE}B/s; {rounds} rounds; medians");
+pub fn run(form: &Form) -> Result<()> {
+    let Form { data, rounds, starts_alone } = *form;
+    let cluster = start(data)?;
+    println!(
+        "\nan image of {} MB on a file system that reads {RATE}B/s; {rounds} rounds; medians",
+        data >> 20
+    );
     for (what, contenders, rounds, goal) in [
         ("first start of `true` (ms)", &TRUE, rounds, (MEANWHILE, IN_PLACE)),
         ("first start, import numpy (ms)", &NUMPY, rounds, (MEANWHILE, IN_PLACE)),
@@ -116,7 +132,7 @@ fn measured(cluster: &Cluster, script: &str) -> Result<Times> {
     measure(cluster, User::Root, &format!("mkdir -p /slow; cd /\n{script}"))
 }
 
-fn start() -> Result<Cluster> {
+fn start(data: u64) -> Result<Cluster> {
     let numpy = make_rootfs(Release::Slurm22_05.debian(), "numpy", "python3,python3-numpy")?;
     let toml = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\nstage_max_size = \"\"\n";
     let cluster = Cluster::start(Spec {
@@ -125,27 +141,27 @@ fn start() -> Result<Cluster> {
         mizzen_toml: Some(toml.to_owned()),
         ..Cluster::spec("bench-through")
     })?;
-    cluster.share("large.sqsh", &fs::read(image(&numpy)?)?)?;
+    cluster.share("large.sqsh", &fs::read(image(&numpy, data)?)?)?;
     Ok(cluster)
 }
 
 /// The image: made once, of what cannot be compressed, and of numpy.
-fn image(numpy: &Path) -> Result<PathBuf> {
-    let image = target_dir().join("bench-large.sqsh");
-    if image.metadata().is_ok_and(|found| found.len() > DATA) {
+fn image(numpy: &Path, data: u64) -> Result<PathBuf> {
+    let image = target_dir().join(format!("bench-{}.sqsh", data >> 20));
+    if image.metadata().is_ok_and(|found| found.len() > data) {
         return Ok(image);
     }
     let tree = target_dir().join("bench-tree");
     run_tool(Command::new("cp").arg("-a").args([numpy, &tree]))?;
     fs::create_dir_all(tree.join("data"))?;
     for number in 0..16 {
-        let mut random = File::open("/dev/urandom")?.take(DATA / 16);
+        let mut random = File::open("/dev/urandom")?.take(data / 16);
         io::copy(&mut random, &mut File::create(tree.join(format!("data/{number}")))?)?;
     }
     let options = ["-comp", "zstd", "-Xcompression-level", "1", "-noappend", "-quiet", "-no-progress"];
     let left_out = ["-e", "var/cache", "var/lib/apt"];
     run_tool(Command::new("mksquashfs").args([&tree, &image]).args(options).args(left_out))?;
     fs::remove_dir_all(&tree)?;
-    ensure!(image.metadata().context("no image was made")?.len() > DATA, "the image is too small");
+    ensure!(image.metadata().context("no image was made")?.len() > data, "the image is too small");
     Ok(image)
 }

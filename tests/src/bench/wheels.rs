@@ -1,7 +1,7 @@
 //! `import tensorflow` and `import torch` in a new container, first and second start on a node, in one and in eight processes,
 //! beside an unpacked directory, squashfuse_ll and the kernel's squashfs.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::{Contender, Times, measure, median, table, timed};
 use crate::examples::Example;
@@ -20,7 +20,16 @@ const PLAIN_KERNEL: &str = "kernel squashfs, uncompressed";
 
 /// Runs until its files are unpacked: what a job does that runs for longer than its start takes.
 const LEARN: &str = "rm -f /tmp/go; mizzen run /local/wheels.sqsh sh -c 'python3 -c \"import MODULE\"; until [ -e /tmp/go ]; do sleep 0.1; done' & \
-     until [ -e /var/tmp/mizzen-0/unpacked-*/manifest ]; do sleep 0.1; done; touch /tmp/go; wait\n";
+     until compgen -G '/var/tmp/mizzen-0/unpacked-*/manifest' > /dev/null; do sleep 0.1; done; touch /tmp/go; wait\n";
+
+/// How much memory the file server has when everything was read through it, in KiB: without the pages of the image, which are the
+/// kernel's.
+const MEMORY: &str = "mizzen cache remove --all > /dev/null; rm -f /tmp/go /tmp/imported\n\
+     mizzen run /local/wheels.sqsh sh -c 'python3 -c \"import MODULE\"; touch /tmp/imported; until [ -e /tmp/go ]; do sleep 0.1; done' & \
+     until [ -e /tmp/imported ]; do sleep 0.1; done\n\
+     awk '/^Rss(Anon|Shmem):/ { sum += $2 } END { print sum }' /proc/$(pgrep -x mizzen-fuse)/status; touch /tmp/go; wait";
+/// What it should be at most, in MiB.
+const MEMORY_GOAL: u32 = 64;
 
 /// Each with what is done before, and not timed. PROGRAM is the import.
 const CONTENDERS: [(Contender, &str); 8] = [
@@ -78,6 +87,13 @@ pub fn run(rounds: u32) -> Result<()> {
             println!("\nimport {module}, {processes} processes in one new container (ms), {rounds} rounds");
             report(&times(&cluster, module, processes, rounds)?);
         }
+        let script = format!("export USER=root TF_CPP_MIN_LOG_LEVEL=3\n{}", MEMORY.replace("MODULE", module));
+        let told = cluster.run_as_root(&script);
+        let memory: f64 = told.stdout.trim().parse().with_context(|| told.text())?;
+        println!(
+            "\nmemory of the file server after import {module}: {:.1} MiB (goal {MEMORY_GOAL})",
+            memory / 1024.0
+        );
     }
     Ok(())
 }

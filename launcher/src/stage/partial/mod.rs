@@ -29,8 +29,9 @@ use super::cache::{BROKEN, Cache, TEMPORARY, describe};
 use super::evict::{self, Limits};
 use super::source::{FileIdentity, SourceImage};
 use crate::trace::OrDebug;
+pub use record::boot;
 pub use record::{CHUNK, Head, Void, chunks, decode};
-use record::{DEMAND_AT, DURABLE, HEAD, MISSING, VOID_AT, WRITTEN, are_marks, boot};
+use record::{DEMAND_AT, DURABLE, HEAD, MISSING, VOID_AT, WRITTEN, are_marks};
 
 /// Begins the name of a copy in the making.
 pub const PARTIAL: &str = "partial-";

@@ -241,6 +241,8 @@ fn of_a_touched_original_nothing_is_kept() {
         begun(&cache, &original).reopen().unwrap(),
         original.try_clone().unwrap(),
         identity.clone(),
+        &cache,
+        &UNLIMITED,
     );
     assert_eq!(fetcher.demand(0..1), Fetched::Kept);
     std::thread::sleep(Duration::from_millis(20));

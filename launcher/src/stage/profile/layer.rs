@@ -2,23 +2,29 @@
 //!
 //!     unpacked-KEY-N/
 //!       files/     the files, with the directories that they are in
-//!       manifest   one line for each file: its inode, its time of change, its size, its path; written last
+//!       manifest   one line for each of them: its inode, its time of change, its size, its path; written last
+//!
+//!     unpacking-KEY/   one that is being made
+//!       files/
+//!       journal        the boot of the node, how much it will be, and the same lines for what is done
 //!
 //! The kernel reads the files, so nobody can check what it reads. What was written is on disk before the manifest has its name, so
 //! a crash leaves no layer. A file's time of change (ctime) tells of every later write, and no user can set it. All of a layer is
-//! compared with its manifest before it is used; what differs is set aside and unpacked again. What a disk loses by itself is not
-//! seen, as with every file on it; those who ask for an image by its digest get no layers.
+//! compared with its manifest before it is used, the directories too: theirs tells of every name that came or went. What differs is set
+//! aside and unpacked again. What a disk loses by itself is not seen, as with every file on it; those who ask for an image by its
+//! digest get no layers.
 
-use std::collections::HashSet;
-use std::io::Read;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 use nix::unistd::geteuid;
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
     flock, fstat, futimens, openat, statat,
 };
 
@@ -29,12 +35,18 @@ use tracing::debug;
 
 /// Begins the name of a layer.
 pub const UNPACKED: &str = "unpacked-";
+/// Begins the name of a layer that is being made.
+pub const UNPACKING: &str = "unpacking-";
 /// The directory with the files.
 pub const FILES_NAME: &str = "files";
 /// What says that they are complete.
 pub const MANIFEST: &str = "manifest";
+/// What says which of them are.
+pub const JOURNAL: &str = "journal";
+const NEW_JOURNAL: &str = "journal.new";
 
-const HEAD: &str = "mizzen-unpacked 1";
+const HEAD: &str = "mizzen-unpacked 2";
+const JOURNAL_HEAD: &str = "mizzen-unpacking 1";
 const TAIL: &str = "end";
 
 /// Starts of one program may differ; more layers than this only make looking up names slower.
@@ -59,35 +71,79 @@ pub struct Layer {
     pub files: HashSet<Vec<u8>>,
 }
 
-/// A file of a layer, as it was when it was made.
-#[derive(Debug, PartialEq, Eq)]
+/// What a line is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    File,
+    /// The beginning of a file, as far as it is written.
+    Part,
+    Directory,
+}
+
+impl What {
+    fn letter(self) -> &'static str {
+        match self {
+            What::File => "f",
+            What::Part => "p",
+            What::Directory => "d",
+        }
+    }
+}
+
+/// A file or directory of a layer, as it was when it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unpacked {
+    pub what: What,
     pub ino: u64,
     pub changed: (i64, i64),
+    /// Of a directory, nothing.
     pub size: u64,
     pub path: Vec<u8>,
 }
 
 impl Unpacked {
-    /// What a file is now.
+    /// What it is now.
     pub fn new(stat: &Stat, path: &[u8]) -> Unpacked {
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         Unpacked {
+            what: if is_directory { What::Directory } else { What::File },
             ino: stat.st_ino,
             changed: (stat.st_ctime, i64::try_from(stat.st_ctime_nsec).unwrap_or(-1)),
-            size: u64::try_from(stat.st_size).unwrap_or(0),
+            size: if is_directory { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) },
             path: path.to_owned(),
         }
     }
+
+    /// As text.
+    pub fn line(&self) -> Vec<u8> {
+        let Unpacked { what, ino, changed: (seconds, nanoseconds), size, path } = self;
+        let numbers = format!("{} {ino} {seconds} {nanoseconds} {size} ", what.letter());
+        [numbers.as_bytes(), path, b"\n"].concat()
+    }
+
+    /// Reads a line, without its end.
+    fn parse(line: &[u8]) -> Option<Unpacked> {
+        let mut words = line.splitn(6, |byte| *byte == b' ');
+        let mut word = || std::str::from_utf8(words.next()?).ok();
+        let (letter, ino, seconds, nanoseconds, size) = (word()?, word()?, word()?, word()?, word()?);
+        let what =
+            [What::File, What::Part, What::Directory].into_iter().find(|what| what.letter() == letter)?;
+        let changed = (seconds.parse().ok()?, nanoseconds.parse().ok()?);
+        let is_root = |path: &[u8]| what == What::Directory && path == b"/";
+        let path = words.next().filter(|path| is_root(path) || is_path(path))?.to_vec();
+        Some(Unpacked { what, ino: ino.parse().ok()?, changed, size: size.parse().ok()?, path })
+    }
+}
+
+/// Whether it is a file of this user's.
+pub fn is_own_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_uid == geteuid().as_raw()
 }
 
 /// A manifest as text.
 pub fn manifest_text(files: &[Unpacked]) -> Vec<u8> {
     let mut text = format!("{HEAD}\n").into_bytes();
-    for Unpacked { ino, changed: (seconds, nanoseconds), size, path } in files {
-        text.extend_from_slice(format!("{ino} {seconds} {nanoseconds} {size} ").as_bytes());
-        text.extend_from_slice(path);
-        text.push(b'\n');
-    }
+    text.extend(files.iter().flat_map(Unpacked::line));
     text.extend_from_slice(format!("{TAIL}\n").as_bytes());
     text
 }
@@ -98,15 +154,62 @@ pub fn parse_manifest(text: &[u8]) -> Option<Vec<Unpacked>> {
     if lines.first() != Some(&HEAD.as_bytes()) || lines.len() < 2 || lines.pop() != Some(TAIL.as_bytes()) {
         return None;
     }
-    let file = |line: &&[u8]| {
-        let mut words = line.splitn(5, |byte| *byte == b' ');
-        let mut word = || std::str::from_utf8(words.next()?).ok();
-        let (ino, seconds, nanoseconds, size) = (word()?, word()?, word()?, word()?);
-        let changed = (seconds.parse().ok()?, nanoseconds.parse().ok()?);
-        let path = words.next().filter(|path| is_path(path))?.to_vec();
-        Some(Unpacked { ino: ino.parse().ok()?, changed, size: size.parse().ok()?, path })
-    };
-    lines.iter().skip(1).map(file).collect::<Option<Vec<_>>>().filter(|files| files.len() <= MAX_FILES)
+    let whole = |line: &&[u8]| Unpacked::parse(line).filter(|unpacked| unpacked.what != What::Part);
+    lines.iter().skip(1).map(whole).collect::<Option<Vec<_>>>().filter(|files| files.len() <= MAX_NAMES)
+}
+
+/// What is written down of a layer that is being made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Journal {
+    /// The boot of the node: nothing of it is on disk for certain.
+    pub boot: String,
+    /// What its files will take.
+    pub size: u64,
+    /// What is done, and of each file the last that was said of it.
+    pub files: Vec<Unpacked>,
+}
+
+impl Journal {
+    /// Reads that of an open directory.
+    pub fn read(directory: &OwnedFd) -> Option<Journal> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mut text = Vec::new();
+        let file = File::from(openat(directory, JOURNAL, flags, Mode::empty()).ok()?);
+        file.take(MANIFEST_LIMIT).read_to_end(&mut text).ok()?;
+        Journal::parse(&text)
+    }
+
+    /// Whoever wrote it may have been killed: the last line may not be whole.
+    pub fn parse(text: &[u8]) -> Option<Journal> {
+        let mut lines =
+            text.split_inclusive(|byte| *byte == b'\n').map_while(|line| line.strip_suffix(b"\n"));
+        let head = std::str::from_utf8(lines.next()?).ok()?.strip_prefix(JOURNAL_HEAD)?;
+        let (boot, size) = head.strip_prefix(' ')?.split_once(' ')?;
+        let mut last: BTreeMap<Vec<u8>, Unpacked> = BTreeMap::new();
+        for file in lines.map_while(Unpacked::parse).filter(|file| file.what != What::Directory) {
+            last.insert(file.path.clone(), file);
+        }
+        Some(Journal { boot: boot.to_owned(), size: size.parse().ok()?, files: last.into_values().collect() })
+    }
+
+    fn text(&self) -> Vec<u8> {
+        let head = format!("{JOURNAL_HEAD} {} {}\n", self.boot, self.size);
+        head.into_bytes().into_iter().chain(self.files.iter().flat_map(Unpacked::line)).collect()
+    }
+
+    /// Writes it anew.
+    pub fn write(&self, directory: &OwnedFd) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(directory, NEW_JOURNAL, flags, Mode::RUSR | Mode::WUSR)?;
+        File::from(file).write_all(&self.text())?;
+        Ok(rustix::fs::renameat(directory, NEW_JOURNAL, directory, JOURNAL)?)
+    }
+
+    /// Opens it, to add lines.
+    pub fn append(directory: &OwnedFd) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Ok(openat(directory, JOURNAL, flags, Mode::empty())?.into())
+    }
 }
 
 impl Layer {
@@ -138,19 +241,23 @@ impl Layer {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let manifest = openat(&lock, MANIFEST, flags, Mode::empty()).map_err(|_| "there is no manifest")?;
         let mut text = Vec::new();
-        let mut manifest = std::fs::File::from(manifest);
+        let mut manifest = File::from(manifest);
         let read = (&mut manifest).take(MANIFEST_LIMIT).read_to_end(&mut text);
         read.map_err(|_| "the manifest cannot be read")?;
         let expected = parse_manifest(&text).ok_or("the manifest is not whole")?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = openat(&lock, FILES_NAME, flags, Mode::empty()).map_err(|_| "there are no files")?;
         for file in &expected {
-            let relative = file.path.get(1..).unwrap_or_default();
-            let stat =
-                statat(&directory, relative, AtFlags::SYMLINK_NOFOLLOW).map_err(|_| "a file is missing")?;
-            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-            if !is_file || stat.st_uid != geteuid().as_raw() || Unpacked::new(&stat, &file.path) != *file {
+            let stat = match file.path.strip_prefix(b"/").filter(|relative| !relative.is_empty()) {
+                None => fstat(&directory),
+                Some(relative) => statat(&directory, relative, AtFlags::SYMLINK_NOFOLLOW),
+            };
+            let stat = stat.map_err(|_| "a file is missing")?;
+            if stat.st_uid != geteuid().as_raw() || Unpacked::new(&stat, &file.path) != *file {
                 return Err("a file has been changed");
+            }
+            if file.what == What::File && !is_own_file(&stat) {
+                return Err("a file is none");
             }
         }
         let stat = fstat(&directory).map_err(|_| "there are no files")?;
@@ -163,7 +270,11 @@ impl Layer {
             dev: stat.st_dev,
             ino: stat.st_ino,
             lock,
-            files: expected.into_iter().map(|file| file.path).collect(),
+            files: expected
+                .into_iter()
+                .filter(|file| file.what == What::File)
+                .map(|file| file.path)
+                .collect(),
         }))
     }
 }
@@ -173,10 +284,12 @@ pub fn name(key: &str, number: usize) -> String {
     format!("{UNPACKED}{key}-{number}")
 }
 
-/// A layer among others, as its manifest tells.
+/// A layer among others, as its manifest or its journal tells.
 pub struct Listed {
     pub name: String,
-    /// What its files take.
+    /// Whether it is complete.
+    pub is_whole: bool,
+    /// What its files take, or will take.
     pub size: u64,
     /// When it was last used, in seconds since 1970.
     pub used: i64,
@@ -184,24 +297,34 @@ pub struct Listed {
 
 /// All layers of a user.
 pub fn list(cache: &Cache) -> Vec<Listed> {
-    let names = cache.names(UNPACKED).unwrap_or_default();
-    names
-        .into_iter()
-        .map(|name| {
-            let text = read_manifest(&cache.path.join(&name).join(MANIFEST));
-            let files = parse_manifest(&text).unwrap_or_default();
-            let stat = statat(&cache.dir, format!("{name}/{MANIFEST}"), AtFlags::SYMLINK_NOFOLLOW);
-            let size = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size));
-            Listed { name, size, used: stat.map_or(0, |stat| stat.st_mtime) }
-        })
-        .collect()
+    let names = |prefix| cache.names(prefix).unwrap_or_default();
+    let listed = |name: String, is_whole| {
+        let directory = openat(&cache.dir, &*name, DIRECTORY_FLAGS, Mode::empty()).ok();
+        let size = directory.as_ref().and_then(|directory| {
+            if is_whole {
+                let files = parse_manifest(&read_manifest(directory))?;
+                Some(files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size)))
+            } else {
+                Journal::read(directory).map(|journal| journal.size)
+            }
+        });
+        let file = if is_whole { MANIFEST } else { JOURNAL };
+        let stat = directory.map(|directory| statat(directory, file, AtFlags::SYMLINK_NOFOLLOW));
+        let used = stat.and_then(Result::ok).map_or(0, |stat| stat.st_mtime);
+        Listed { name, is_whole, size: size.unwrap_or(0), used }
+    };
+    let whole = names(UNPACKED).into_iter().map(|name| listed(name, true));
+    whole.chain(names(UNPACKING).into_iter().map(|name| listed(name, false))).collect()
 }
 
-fn read_manifest(path: &Path) -> Vec<u8> {
+const DIRECTORY_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn read_manifest(directory: &OwnedFd) -> Vec<u8> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut text = Vec::new();
-    if let Ok(file) = openat(CWD, path, flags, Mode::empty()) {
-        let _ = std::fs::File::from(file).take(MANIFEST_LIMIT).read_to_end(&mut text);
+    if let Ok(file) = openat(directory, MANIFEST, flags, Mode::empty()) {
+        let _ = File::from(file).take(MANIFEST_LIMIT).read_to_end(&mut text);
     }
     text
 }
@@ -249,6 +372,8 @@ mod tests {
     use super::*;
     use crate::image::testing::Scratch;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
     /// A layer with one file, and where that is.
     fn layer_with(cache: &Cache, key: &str, number: usize) -> PathBuf {
@@ -256,9 +381,14 @@ mod tests {
         let file = directory.join("files/usr/lib/libx.so");
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "content").unwrap();
-        let stat = fstat(std::fs::File::open(&file).unwrap()).unwrap();
-        let manifest = manifest_text(&[Unpacked::new(&stat, b"/usr/lib/libx.so")]);
-        std::fs::write(directory.join(MANIFEST), manifest).unwrap();
+        let unpacked =
+            |path: &[u8], file: &Path| Unpacked::new(&fstat(File::open(file).unwrap()).unwrap(), path);
+        let manifest = [
+            unpacked(b"/", &directory.join("files")),
+            unpacked(b"/usr/lib", file.parent().unwrap()),
+            unpacked(b"/usr/lib/libx.so", &file),
+        ];
+        std::fs::write(directory.join(MANIFEST), manifest_text(&manifest)).unwrap();
         file
     }
 
@@ -266,11 +396,21 @@ mod tests {
     fn a_layer_is_used_as_long_as_nobody_has_touched_it() {
         /// What somebody does to a layer, given its file.
         type Change = fn(&Path);
-        let changes: [(Change, bool); 6] = [
+        let changes: [(Change, bool); 9] = [
             (|_| (), true),
             (|file| assert_eq!(std::fs::read(file).unwrap(), b"content"), true),
             (|file| std::fs::write(file, "CONTENT").unwrap(), false),
             (|file| std::fs::remove_file(file).unwrap(), false),
+            // Names that the image does not have.
+            (|file| std::fs::write(file.with_extension("more"), "").unwrap(), false),
+            (|file| std::fs::create_dir(file.ancestors().nth(3).unwrap().join("more")).unwrap(), false),
+            (
+                |file| {
+                    std::fs::set_permissions(file.parent().unwrap(), PermissionsExt::from_mode(0o700))
+                        .unwrap()
+                },
+                false,
+            ),
             (
                 |file| {
                     std::fs::copy(file, file.with_extension("new")).unwrap();
@@ -319,16 +459,35 @@ mod tests {
 
     #[test]
     fn manifests_survive_their_text_and_no_others_are_read() {
-        let file = Unpacked { ino: 7, changed: (-1, 999), size: 5, path: b"/a b/c".to_vec() };
-        let text = manifest_text(&[file]);
+        let file =
+            Unpacked { what: What::File, ino: 7, changed: (-1, 999), size: 5, path: b"/a b/c".to_vec() };
+        let root = Unpacked { what: What::Directory, path: b"/".to_vec(), size: 0, ..file.clone() };
+        let text = manifest_text(&[root, file]);
         assert_eq!(manifest_text(&parse_manifest(&text).unwrap()), text);
         assert_eq!(parse_manifest(&manifest_text(&[])).unwrap(), []);
         for cut in 0..text.len() {
             assert_eq!(parse_manifest(&text[..cut]), None, "{cut}");
         }
-        for path in ["a", "/../a", "/a//b", ""] {
-            let line = format!("{HEAD}\n1 1 1 1 {path}\n{TAIL}\n");
-            assert_eq!(parse_manifest(line.as_bytes()), None, "{path}");
+        for line in
+            ["f 1 1 1 1 a", "f 1 1 1 1 /../a", "f 1 1 1 1 /a//b", "f 1 1 1 1 ", "f 1 1 1 1 /", "p 1 1 1 1 /a"]
+        {
+            let line = format!("{HEAD}\n{line}\n{TAIL}\n");
+            assert_eq!(parse_manifest(line.as_bytes()), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_journal_is_read_as_far_as_it_was_written() {
+        let part = Unpacked { what: What::Part, ino: 7, changed: (1, 2), size: 5, path: b"/a".to_vec() };
+        let file = Unpacked { what: What::File, size: 9, ..part.clone() };
+        let journal = Journal { boot: "b".to_owned(), size: 20, files: vec![part.clone()] };
+        let text = [journal.text(), file.line()].concat();
+        assert_eq!(Journal::parse(&text), Some(Journal { files: vec![file], ..journal }));
+        let head = text.iter().position(|byte| *byte == b'\n').unwrap();
+        for cut in 0..text.len() {
+            let read = Journal::parse(&text[..cut]);
+            assert_eq!(read.is_some(), cut > head, "{cut}");
+            assert!(read.is_none_or(|read| read.files.is_empty() || read.files == [part.clone()]), "{cut}");
         }
     }
 }

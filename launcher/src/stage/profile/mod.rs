@@ -1,7 +1,7 @@
 //! What the start of a program reads of its image, kept on the node for the next start. Runs as the user on the host.
 //!
-//!     first start   the file server notes what it is asked for; when that has calmed down, its watcher writes it down (the
-//!                   profile) and unpacks those files beside the copies of images, at low priority
+//!     first start   the file server notes what it is asked for; now and then its watcher writes that down (the profile), and, when it
+//!                   has calmed down, unpacks those files beside the copies of images, at low priority
 //!     later starts  the unpacked files are a layer over the image: the kernel reads them as those of a directory, from one page
 //!                   cache for all containers of the user, and nothing is inflated. Where there is no such layer (yet), the
 //!                   server inflates ahead what the profile says.
@@ -9,19 +9,22 @@
 //!     mizzen-UID/
 //!       profile-KEY            what a start reads; KEY is computed from the identity of the image and the program's name
 //!       unpacked-KEY-N/        the files, and `manifest`, which says that they are complete; the N-th has what those before lack
+//!       unpacking-KEY/         the next of them, as far as it is made
 //!
 //! A profile is a hint: whatever is in it, the programs see the image's files. A layer is more, so nothing of it is used unless it
 //! is as it was made: see `layer`.
 
+mod choose;
 mod layer;
 mod reads;
 mod unpack;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{Read, Seek, Write};
-use std::os::fd::OwnedFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Digest;
@@ -32,13 +35,14 @@ use sha2::{Digest as _, Sha256};
 use tracing::debug;
 
 use super::cache::{self, Cache, TEMPORARY};
+use super::fetch::{Comparison, compare};
+use super::obtain::is_settled;
 use super::source::FileIdentity;
-use super::{StagingOptions, evict, own_directory};
-use crate::image::OpenedImage;
+use super::{Provenance, StagingOptions, evict, own_directory};
 use crate::sys;
 use crate::trace::OrDebug;
 pub use layer::{Layer, list, remove, remove_all};
-pub use reads::{Reads, parse_reads};
+pub use reads::{ReadsWriter, parse_reads};
 
 /// Begins the name of a profile.
 pub const PROFILE: &str = "profile-";
@@ -47,7 +51,7 @@ pub const PROFILE: &str = "profile-";
 pub const WORTHWHILE: u64 = 4 << 20;
 
 /// No more than this is written down of a program's starts.
-const PROFILE_LIMIT: usize = 4 << 20;
+pub const PROFILE_LIMIT: usize = 4 << 20;
 
 /// Profiles of this user, and their locks.
 const MAX_PROFILES: usize = 128;
@@ -62,8 +66,10 @@ pub fn forget_all(cache: &Cache) -> u64 {
 
 /// What is known of a program's starts, and where more is to be written down.
 pub struct StartProfile {
-    /// Where every user has a directory.
+    /// Where every user has a directory,
     directory: PathBuf,
+    /// and this user's, if it was there before the start. To open it can take for ever if another user wants that.
+    cache: Option<Cache>,
     /// How much the unpacked files of this user may take.
     max_size: Option<Amount>,
     /// How much of the file system is left free.
@@ -72,38 +78,68 @@ pub struct StartProfile {
     /// What starts have read, as it was written down.
     text: Vec<u8>,
     layers: Vec<Layer>,
+    unpacking: Unpacking,
+}
+
+/// Whether files can be unpacked.
+enum Unpacking {
+    /// From a copy, which nobody changes.
+    FromCopy,
+    /// From the image where it is, as long as it is this one.
+    InPlace(FileIdentity),
+    /// Not now.
+    Never,
+}
+
+/// An image whose starts are known.
+pub struct StartedImage<'a> {
+    /// What it was when it was opened, before anything of it was read: the same whether it is copied or not.
+    pub identity: &'a FileIdentity,
+    /// Where its bytes come from.
+    pub provenance: Provenance,
+    /// Whether the content is verified.
+    pub is_verified: bool,
 }
 
 impl StartProfile {
     /// What is known of this image and program. None where nothing is to be known: where the site or the user wants no copies, or
     /// wants to have the content verified.
     pub fn find(
-        opened: &OpenedImage,
-        digest: Option<Digest>,
-        is_verified: bool,
+        image: &StartedImage,
         command: &[OsString],
         staging: &StagingOptions,
     ) -> Option<StartProfile> {
         let is_off = staging.unpacked_max_size == Some(Amount::Bytes(0));
-        if is_off || is_verified || staging.policy == Policy::Never || staging.fills_site {
+        if is_off || image.is_verified || staging.policy == Policy::Never || staging.fills_site {
             return None;
         }
+        let found = own_directory::find(&staging.directory).ok()?;
         let program = command.first().map(|program| Path::new(program).file_name().unwrap_or_default());
         let mut profile = StartProfile {
             directory: staging.directory.clone(),
+            cache: found.map(|(dir, path)| Cache { dir, path, shared: false }),
             max_size: staging.unpacked_max_size,
             keep_free: staging.limits.keep_free,
-            key: key(opened, digest, program.unwrap_or_default())?,
+            key: key(image.identity, program.unwrap_or_default()),
             text: Vec::new(),
             layers: Vec::new(),
+            unpacking: match image.provenance {
+                Provenance::Cache | Provenance::Copied | Provenance::Site => Unpacking::FromCopy,
+                // What is written a moment after it was opened would keep its times, and be another file under the same key.
+                Provenance::Source if is_settled(image.identity) => {
+                    Unpacking::InPlace(image.identity.clone())
+                }
+                // The unpacker has no part in a copy that is being made.
+                Provenance::Source | Provenance::ReadThrough => Unpacking::Never,
+            },
         };
-        if let Some(cache) = profile.existing_cache() {
-            profile.text = profile.read(&cache);
+        if let Some(cache) = &profile.cache {
+            profile.text = profile.read(cache);
             if !profile.text.is_empty() {
-                profile.layers = Layer::find(&cache, &profile.key);
+                profile.layers = Layer::find(cache, &profile.key);
             }
-            debug!(key = profile.key, layers = profile.layers.len(), "what is known of this start");
         }
+        debug!(key = profile.key, layers = profile.layers.len(), "what is known of this start");
         Some(profile)
     }
 
@@ -122,9 +158,20 @@ impl StartProfile {
         self.layers.iter().map(|layer| &layer.lock)
     }
 
-    /// Whether something that a start reads could be unpacked right now.
+    /// What the watcher must have open to write it down.
+    pub fn descriptors(&self) -> Option<BorrowedFd<'_>> {
+        self.cache.as_ref().map(|cache| cache.dir.as_fd())
+    }
+
+    /// Whether something that starts read could be unpacked right now.
     pub fn is_to_be_unpacked(&self) -> bool {
-        self.reads_ahead().is_some()
+        if self.layers.len() >= layer::MAX_LAYERS {
+            return false;
+        }
+        let is_unpacked = |path: &[u8]| self.layers.iter().any(|layer| layer.files.contains(path));
+        let reads = parse_reads(&self.text).unwrap_or_default();
+        let lacking = reads.iter().filter(|read| !is_unpacked(&read.path));
+        lacking.fold(0_u64, |sum, read| sum.saturating_add(read.len)) >= WORTHWHILE
     }
 
     /// Removes the profiles that were not written for the longest time.
@@ -139,31 +186,40 @@ impl StartProfile {
         }
     }
 
-    /// The same, of what the server has written into a file.
-    pub fn write_from(&self, file: &File) {
-        let mut reads = Vec::new();
-        let mut from_start = file;
-        if from_start.rewind().is_ok()
-            && from_start.take(PROFILE_LIMIT as u64).read_to_end(&mut reads).is_ok()
-        {
-            self.write(&reads);
+    /// Writes down what the server has said in a file, in addition to what the layers have, and unpacks it if the start has calmed
+    /// down. The server may be about to say more.
+    pub fn note(&self, image: &Image, file: &File, is_quiet: bool) {
+        match &self.cache {
+            Some(cache) => {
+                self.write_from(cache, file);
+                if is_quiet {
+                    self.spawn_unpacker(image);
+                }
+            }
+            // The directory is made by a process for which nobody waits.
+            None => self.spawn(image, &[file.as_fd()], |cache, end| {
+                self.write_from(cache, file);
+                if is_quiet && self.can_unpack(image) {
+                    unpack::unpack(self, cache, image, end)
+                } else {
+                    Ok(())
+                }
+            }),
         }
     }
 
-    /// Writes down what a start has read, in addition to what the layers have.
-    fn write(&self, reads: &[u8]) {
-        if parse_reads(reads).is_none() {
-            return;
+    fn write_from(&self, cache: &Cache, file: &File) {
+        let mut reads = vec![0; PROFILE_LIMIT];
+        let mut length = 0;
+        while let Ok(more @ 1..) = file.read_at(reads.get_mut(length..).unwrap_or_default(), length as u64) {
+            length += more;
         }
-        let _mask = sys::FileMask::set(cache::MASK);
-        let Ok((dir, path)) = own_directory::open(&self.directory) else { return };
-        let cache = Cache { dir, path, shared: false };
+        reads.truncate(length);
         let old = if self.layers.is_empty() { &[][..] } else { &self.text };
-        let text = Reads::join(old, reads).unwrap_or_else(|| reads.to_vec());
-        if text.len() <= PROFILE_LIMIT {
-            self.replace(&cache, &text).or_debug("the profile of the start is not kept");
-            StartProfile::forget_old(&cache);
-        }
+        let Some(text) = reads::join(old, &reads, PROFILE_LIMIT) else { return };
+        let _mask = sys::FileMask::set(cache::MASK);
+        self.replace(cache, &text).or_debug("the profile of the start is not kept");
+        StartProfile::forget_old(cache);
     }
 
     fn replace(&self, cache: &Cache, text: &[u8]) -> std::io::Result<()> {
@@ -180,29 +236,62 @@ impl StartProfile {
         done
     }
 
-    /// Unpacks in a process of its own what starts have read and no layer has. It ends with this one. `keep` is what the image is
-    /// read from.
+    /// Unpacks in a process of its own what starts have read and no layer has. It ends with this one.
     pub fn spawn_unpacker(&self, image: &Image) {
+        if self.can_unpack(image) {
+            self.spawn(image, &[], |cache, end| unpack::unpack(self, cache, image, end));
+        }
+    }
+
+    /// A source that asks others for its bytes does that by descriptors that watchers and unpackers do not have.
+    fn can_unpack(&self, image: &Image) -> bool {
+        !matches!(self.unpacking, Unpacking::Never) && image.source().missed().is_none()
+    }
+
+    /// Does something in a process of its own, which is told by the end of a pipe that this one has ended.
+    fn spawn(
+        &self,
+        image: &Image,
+        keep: &[BorrowedFd],
+        work: impl FnOnce(&Cache, &OwnedFd) -> std::io::Result<()>,
+    ) {
         let Ok((end, alive)) =
             nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC | nix::fcntl::OFlag::O_NONBLOCK)
         else {
             return;
         };
-        let keep = [std::os::fd::AsFd::as_fd(&end), image.source().original()];
+        let mut keep = keep.to_vec();
+        keep.extend([end.as_fd(), image.source().original()]);
+        keep.extend(self.descriptors());
         sys::spawn_detached(&keep, || {
             let _ = nix::sys::prctl::set_name(c"mizzen-unpack");
             sys::lower_priority();
             let _mask = sys::FileMask::set(cache::MASK);
-            unpack::unpack(self, image, &end).or_debug("the files of the start are not unpacked");
+            let opened = match &self.cache {
+                Some(_) => None,
+                None => own_directory::open(&self.directory).ok(),
+            };
+            let opened = opened.map(|(dir, path)| Cache { dir, path, shared: false });
+            if let Some(cache) = self.cache.as_ref().or(opened.as_ref()) {
+                work(cache, &end).or_debug("the files of the start are not unpacked");
+            }
         })
         .or_debug("nothing can be unpacked");
         // Open as long as this process lives.
         std::mem::forget(alive);
     }
 
-    fn existing_cache(&self) -> Option<Cache> {
-        let (dir, path) = own_directory::find(&self.directory).ok()??;
-        Some(Cache { dir, path, shared: false })
+    /// Whether an image that is unpacked is still the one that was opened.
+    fn is_unchanged(&self, image: &Image) -> bool {
+        match &self.unpacking {
+            Unpacking::FromCopy => true,
+            Unpacking::InPlace(identity) => image
+                .source()
+                .original()
+                .try_clone_to_owned()
+                .is_ok_and(|original| compare(&original.into(), identity) == Comparison::Same),
+            Unpacking::Never => false,
+        }
     }
 
     fn read(&self, cache: &Cache) -> Vec<u8> {
@@ -214,17 +303,15 @@ impl StartProfile {
     }
 }
 
-/// Whether it is the manifest of a layer; for fuzzers.
-pub fn is_manifest(text: &[u8]) -> bool {
-    layer::parse_manifest(text).is_some()
+/// Whether it is what is written down of a layer, or said of one; for fuzzers.
+pub fn is_of_layer(text: &[u8]) -> bool {
+    let plan = choose::Plan::parse(text);
+    assert!(plan.as_ref().is_none_or(|plan| choose::Plan::parse(&plan.text()).as_ref() == Some(plan)));
+    layer::parse_manifest(text).is_some() || layer::Journal::parse(text).is_some() || plan.is_some()
 }
 
-/// Names the profile of an image and a program. What has been copied is named by its content, as its times change with each use.
-fn key(opened: &OpenedImage, digest: Option<Digest>, program: &OsStr) -> Option<String> {
-    let image = match digest {
-        Some(digest) => digest.to_string(),
-        None => FileIdentity::of(&opened.file).ok()?.key(),
-    };
-    let name = [image.as_bytes(), b"\0", program.as_bytes()].concat();
-    Some(Digest::new(Sha256::digest(name).into()).hex()[..32].to_owned())
+/// Names the profile of an image and a program.
+fn key(identity: &FileIdentity, program: &OsStr) -> String {
+    let name = [identity.key().as_bytes(), b"\0", program.as_bytes()].concat();
+    Digest::new(Sha256::digest(name).into()).hex()[..32].to_owned()
 }

@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use mizzen_squashfs::Image;
 use mizzen_squashfs::fuse::Access;
+use mizzen_squashfs::{Image, InodeRef};
 
 const HEAD: &[u8] = b"mizzen-profile 1\n";
 const TAIL: &[u8] = b"end\n";
@@ -21,30 +21,66 @@ pub struct Read {
     pub len: u64,
 }
 
-/// What a start has read.
-pub struct Reads;
+/// Writes down what a start reads, one part after the other. The end of the text is missing.
+pub struct ReadsWriter {
+    /// The paths of the files, where they were found.
+    paths: HashMap<InodeRef, Option<Vec<u8>>>,
+    written: usize,
+    limit: usize,
+}
 
-impl Reads {
-    /// Writes it down. Files whose paths are not found, or have a line break, are left out.
-    pub fn text(image: &Image, accesses: &[Access]) -> Vec<u8> {
-        let files: HashSet<_> = accesses.iter().map(|access| access.file).collect();
-        let paths: HashMap<_, _> = image.paths_of(&files);
-        let mut text = HEAD.to_vec();
+impl ReadsWriter {
+    /// Writes no more than so many bytes.
+    pub fn new(limit: usize) -> ReadsWriter {
+        ReadsWriter { paths: HashMap::new(), written: 0, limit }
+    }
+
+    /// Whether anything was written.
+    pub fn has_text(&self) -> bool {
+        self.written > 0
+    }
+
+    /// What is to be written next. Files whose paths are not found, or have a line break, are left out.
+    pub fn text(&mut self, image: &Image, accesses: &[Access]) -> Vec<u8> {
+        let new = accesses.iter().map(|access| access.file).filter(|file| !self.paths.contains_key(file));
+        let new: HashSet<InodeRef> = new.collect();
+        let mut found = if new.is_empty() { HashMap::new() } else { image.paths_of(&new) };
+        self.paths
+            .extend(new.into_iter().map(|file| (file, found.remove(&file).filter(|path| is_path(path)))));
+        let mut text = if self.written == 0 { HEAD.to_vec() } else { Vec::new() };
         for Access { file, offset, len } in accesses {
-            let Some(path) = paths.get(file).filter(|path| is_path(path)) else { continue };
-            text.extend_from_slice(format!("{offset} {len} ").as_bytes());
-            text.extend_from_slice(path);
-            text.push(b'\n');
+            let Some(Some(path)) = self.paths.get(file) else { continue };
+            let line = [format!("{offset} {len} ").as_bytes(), path, b"\n"].concat();
+            if self.written + text.len() + line.len() + TAIL.len() > self.limit {
+                break;
+            }
+            text.extend_from_slice(&line);
         }
-        text.extend_from_slice(TAIL);
+        self.written += text.len();
         text
     }
+}
 
-    /// One after the other.
-    pub fn join(first: &[u8], second: &[u8]) -> Option<Vec<u8>> {
-        let text = [HEAD, lines(first)?, lines(second)?, TAIL].concat();
-        parse_reads(&text).map(|_| text)
+/// What was known, and what a server has said, as one complete text: each line once, and no more than fits. None if a server says
+/// what it would not.
+pub fn join(known: &[u8], said: &[u8], limit: usize) -> Option<Vec<u8>> {
+    let said = said.strip_prefix(HEAD)?;
+    // It may be writing the last line at this moment.
+    let end = said.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    let known = lines(known).unwrap_or_default();
+    let (mut text, mut seen) = (HEAD.to_vec(), HashSet::new());
+    for line in
+        [known, said.get(..end)?].into_iter().flat_map(|part| part.split_inclusive(|byte| *byte == b'\n'))
+    {
+        if seen.len() == MAX_READS || text.len() + line.len() + TAIL.len() > limit {
+            break;
+        }
+        if seen.insert(line) {
+            text.extend_from_slice(line);
+        }
     }
+    text.extend_from_slice(TAIL);
+    parse_reads(&text).map(|_| text)
 }
 
 fn lines(text: &[u8]) -> Option<&[u8]> {
@@ -88,8 +124,20 @@ mod tests {
         let reads = [read(b"/usr/bin/python3", 0, 131_072), read(b"/a b\xff", 4096, 0)];
         assert_eq!(parse_reads(text).unwrap(), reads);
         assert_eq!(parse_reads(b"mizzen-profile 1\nend\n").unwrap(), []);
-        let twice = Reads::join(text, text).unwrap();
-        assert_eq!(parse_reads(&twice).unwrap(), [reads.clone(), reads].concat());
+        // What a server is about to write has no end.
+        let said = b"mizzen-profile 1\n0 131072 /usr/bin/python3\n7 7 /c\n8 8 /d";
+        let joined = join(text, said, 1000).unwrap();
+        assert_eq!(parse_reads(&joined).unwrap(), [&reads[..], &[read(b"/c", 7, 7)]].concat());
+    }
+
+    #[test]
+    fn of_much_the_beginning_is_kept() {
+        let many: Vec<u8> = (0..MAX_READS + 10).flat_map(|n| format!("{n} 1 /a\n").into_bytes()).collect();
+        let said = [HEAD, &many].concat();
+        assert_eq!(parse_reads(&join(b"", &said, 4 << 20).unwrap()).unwrap().len(), MAX_READS);
+        let little = join(b"", &said, 100).unwrap();
+        let reads = parse_reads(&little).unwrap();
+        assert!(little.len() <= 100 && reads.len() == 11 && reads[10].offset == 10, "{reads:?}");
     }
 
     #[test]
@@ -119,7 +167,11 @@ mod tests {
         }
         for torn in [&b""[..], b"mizzen-profile 1\n0 1 /a\n", b"mizzen-profile 2\nend\n", b"end\n"] {
             assert_eq!(parse_reads(torn), None);
-            assert_eq!(Reads::join(torn, b"mizzen-profile 1\nend\n"), None);
+            let known = join(torn, b"mizzen-profile 1\n5 5 /b\n", 1000).unwrap();
+            assert_eq!(parse_reads(&known).unwrap().len(), 1);
+        }
+        for said in [&b""[..], b"end\n", b"mizzen-profile 1\n0 1 a\n", b"mizzen-profile 1\n0 1 /a\nend\n"] {
+            assert_eq!(join(b"", said, 1000), None);
         }
     }
 }

@@ -1,185 +1,288 @@
 //! Unpacks the files that starts have read, into a new layer. Runs as the user on the host, in a process of its own at low
 //! priority, as long as the container runs.
 //!
-//! The bytes of the image are inflated by children under the file server's filter: they have the files open that they write, and
-//! can open no others.
+//! That process may write to the user's directory, so it inflates nothing: all that is read of the image is read by children under
+//! the file server's filter. They tell what is in the image, and write into files that are open; they can open no others.
+//!
+//! Steps may be shorter than this takes, and their end kills everything. So what is done is written down (`journal`), and the next
+//! step goes on from there.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, PipeReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use mizzen_squashfs::{Image, Inode, Kind, fuse};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
 use rustix::fs::{
-    FlockOperation, Mode, OFlags, Timespec, Timestamps, fchmod, flock, fstat, fstatvfs, futimens, mkdirat,
-    openat, renameat, syncfs,
+    AtFlags, FlockOperation, Mode, OFlags, Timespec, Timestamps, fchmod, flock, fstat, fstatvfs, futimens,
+    mkdirat, openat, renameat, statat, syncfs, unlinkat,
 };
 use tracing::debug;
 
-use super::layer::{self, FILES_NAME, Layer, MANIFEST, MAX_FILES, MAX_LAYERS, Unpacked, manifest_text};
+use super::choose::{Plan, Planned, choose, find};
+use super::layer::{
+    self, FILES_NAME, JOURNAL, Journal, Layer, MANIFEST, MAX_LAYERS, UNPACKING, Unpacked, What, manifest_text,
+};
 use super::{StartProfile, parse_reads};
 use crate::stage::cache::{Cache, TEMPORARY};
 use crate::stage::lock::{self, TryLock};
-use crate::stage::{fs_type, own_directory};
+use crate::stage::partial::boot;
+use crate::stage::{ROOM_LOCK, fs_type};
 use crate::sys;
 
 /// Less is read faster than it is looked after.
 const LEAST: u64 = 16 << 20;
-/// Files that are open at once.
+/// Files that are open at once,
 const BATCH: usize = 128;
+/// and bytes that one child writes: a step that ends meanwhile loses no more.
+const PART: u64 = 32 << 20;
 /// What is written at once.
 const PIECE: usize = 1 << 20;
-/// Of a file that is larger than this, starts must have read a part that is worth unpacking all of it.
-const LARGE: u64 = 64 << 20;
-const WORTH_PART: u64 = 16;
+/// What a child says of the files and their directories is not longer.
+const PLAN_LIMIT: usize = 32 << 20;
+/// Making room is a matter of milliseconds.
+const ROOM_PATIENCE: Duration = Duration::from_secs(10);
+/// The last that a child says.
+const DONE: u8 = 0;
 
-/// A file of the image that becomes one of the layer.
-struct Chosen {
-    path: Vec<u8>,
-    inode: Inode,
-}
-
-/// Makes one more layer. `end` can be read when nobody needs it any more.
-pub fn unpack(profile: &StartProfile, image: &Image, end: &OwnedFd) -> io::Result<()> {
-    let (dir, path) = own_directory::open(&profile.directory).map_err(io::Error::other)?;
-    let cache = Cache { dir, path, shared: false };
+/// Makes one more layer, or goes on with it. `end` can be read when nobody needs it any more.
+pub fn unpack(profile: &StartProfile, cache: &Cache, image: &Image, end: &OwnedFd) -> io::Result<()> {
     // A disk that is none has nothing to give.
     if fs_type::is_memory(&cache.dir) || fs_type::is_network(&cache.dir, &[]) {
         return Ok(());
     }
-    let lock = lock::try_lock(&cache, &format!("{}{}.lock", super::PROFILE, profile.key));
+    let lock = lock::try_lock(cache, &format!("{}{}.lock", super::PROFILE, profile.key));
     let TryLock::Acquired(_lock) = lock.map_err(io::Error::other)? else { return Ok(()) };
-    let layers = Layer::find(&cache, &profile.key);
+    let layers = Layer::find(cache, &profile.key);
     if layers.len() >= MAX_LAYERS {
         return Ok(());
     }
-    let chosen = choose(image, &profile.read(&cache), &layers);
-    let size = chosen.iter().fold(0, |sum: u64, file| sum.saturating_add(file.inode.size()));
-    if size < LEAST || !make_room(profile, &cache, size)? {
-        debug!(size, "nothing is unpacked");
-        return Ok(());
-    }
-    let temporary = format!("{TEMPORARY}{}-{}", std::process::id(), profile.key);
-    let made = make(image, &chosen, &cache, &temporary, end).and_then(|()| {
-        Ok(renameat(&cache.dir, &*temporary, &cache.dir, layer::name(&profile.key, layers.len()))?)
-    });
-    if made.is_err() {
-        layer::remove(&cache, &temporary);
+    let begun = Begun::find(cache, format!("{UNPACKING}{}", profile.key));
+    let reads = parse_reads(&profile.read(cache)).unwrap_or_default();
+    let told =
+        confined(image, end, |say| say.write_all(&choose(image, &reads, &begun.done, &layers).text()))?;
+    let plan = Plan::parse(&told).ok_or_else(|| io::Error::other("what is in the image makes no sense"))?;
+    let made = match begun.make_room(profile, cache, &plan)? {
+        None => {
+            debug!(size = plan.size(), "nothing is unpacked");
+            layer::remove(cache, &begun.name);
+            return Ok(());
+        }
+        Some(directory) => make(image, &plan, &directory, begun.done, end).and_then(|()| {
+            if !profile.is_unchanged(image) {
+                return Err(io::Error::other("the image was changed meanwhile"));
+            }
+            Ok(renameat(&cache.dir, &*begun.name, &cache.dir, layer::name(&profile.key, layers.len()))?)
+        }),
+    };
+    // What was done stays for the next one, if only the time was too short.
+    if made.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
+        layer::remove(cache, &begun.name);
     }
     made
 }
 
-/// The files that starts have looked at, as far as they can be files of a directory, and no layer has them yet.
-fn choose(image: &Image, text: &[u8], layers: &[Layer]) -> Vec<Chosen> {
-    let reads = parse_reads(text).unwrap_or_default();
-    let mut known: HashSet<&[u8]> =
-        layers.iter().flat_map(|layer| layer.files.iter().map(Vec::as_slice)).collect();
-    let mut chosen = Vec::new();
-    for read in &reads {
-        if chosen.len() == MAX_FILES || !known.insert(&read.path) {
-            continue;
-        }
-        let Some(inode) = find(image, &read.path) else { continue };
-        let of_file = |other: &&super::reads::Read| other.path == read.path;
-        let is_worth = inode.size() <= LARGE
-            || reads.iter().filter(of_file).fold(0_u64, |sum, read| sum.saturating_add(read.len))
-                >= inode.size() / WORTH_PART;
-        // Names of the same file would become different files; what programs see of the rest must be what the image says.
-        let is_plain = matches!(inode.kind, Kind::File(_))
-            && inode.nlink == 1
-            && inode.mode & 0o7000 == 0
-            && !inode.has_xattrs();
-        if is_worth && is_plain {
-            chosen.push(Chosen { path: read.path.clone(), inode });
-        }
-    }
-    chosen
+/// A layer of which a part may have been made.
+struct Begun {
+    name: String,
+    /// The files that are there, whole or from their beginning on.
+    done: HashMap<Vec<u8>, Unpacked>,
 }
 
-/// The inode at a path without links.
-fn find(image: &Image, path: &[u8]) -> Option<Inode> {
-    let mut inode = image.root().ok()?;
-    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-        inode = image.inode(image.lookup(&inode, name).ok()??).ok()?;
-    }
-    Some(inode)
-}
-
-/// Makes room for `size` bytes among the user's unpacked files. Copies of images stay.
-fn make_room(profile: &StartProfile, cache: &Cache, size: u64) -> io::Result<bool> {
-    let disk = fstatvfs(&cache.dir)?;
-    let all = disk.f_blocks.saturating_mul(disk.f_frsize);
-    let limit = profile.max_size.map_or(u64::MAX, |amount| amount.of(all));
-    let keep = profile.keep_free.map_or(0, |amount| amount.of(all));
-    if size > limit {
-        return Ok(false);
-    }
-    let has_room = || {
-        let taken: u64 = layer::list(cache).iter().map(|layer| layer.size).sum();
-        let free = fstatvfs(&cache.dir).map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-        taken.saturating_add(size) <= limit && free >= size.saturating_add(keep)
-    };
-    layer::remove_all(cache, has_room);
-    Ok(has_room())
-}
-
-fn make(image: &Image, chosen: &[Chosen], cache: &Cache, temporary: &str, end: &OwnedFd) -> io::Result<()> {
-    mkdirat(&cache.dir, temporary, Mode::RWXU)?;
-    let layer = open_directory(&cache.dir, temporary.as_bytes())?;
-    // Whoever makes room leaves it alone as long as we live.
-    flock(&layer, FlockOperation::NonBlockingLockShared)?;
-    mkdirat(&layer, FILES_NAME, Mode::RWXU)?;
-    let files = open_directory(&layer, FILES_NAME.as_bytes())?;
-    let directories: BTreeSet<&[u8]> = chosen.iter().flat_map(|file| above(&file.path)).collect();
-    for directory in &directories {
-        mkdirat(&files, relative(directory), Mode::RWXU)?;
-    }
-    let mut manifest = Vec::new();
-    for batch in chosen.chunks(BATCH) {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = |file: &Chosen| openat(&files, relative(&file.path), flags, Mode::RUSR | Mode::WUSR);
-        let opened: Vec<File> = batch.iter().map(|file| Ok(open(file)?.into())).collect::<io::Result<_>>()?;
-        let child = sys::spawn_child(|| i32::from(fill(image, batch, &opened, end).is_err()))?;
-        if waitpid(child, None)? != WaitStatus::Exited(child, 0) {
-            return Err(io::Error::other("the image cannot be read, or nobody needs the files any more"));
+impl Begun {
+    /// What earlier processes have done since the node was booted: what they wrote before may not have reached the disk.
+    fn find(cache: &Cache, name: String) -> Begun {
+        let done = || -> Option<HashMap<Vec<u8>, Unpacked>> {
+            let directory = open_directory(&cache.dir, name.as_bytes()).ok()?;
+            let journal = Journal::read(&directory)?;
+            let files = open_directory(&directory, FILES_NAME.as_bytes()).ok()?;
+            // Of a file that is not whole, what follows was written by a child that was killed.
+            let is_there = |file: &Unpacked| {
+                statat(&files, relative(&file.path), AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
+                    let now = Unpacked::new(&stat, &file.path);
+                    layer::is_own_file(&stat)
+                        && (now == *file
+                            || file.what == What::Part && now.ino == file.ino && now.size >= file.size)
+                })
+            };
+            (journal.boot == boot())
+                .then(|| journal.files.into_iter().filter(is_there).collect::<Vec<_>>())
+                .map(|files| files.into_iter().map(|file| (file.path.clone(), file)).collect())
+        };
+        match done() {
+            Some(done) => Begun { name, done },
+            None => {
+                layer::remove(cache, &name);
+                Begun { name, done: HashMap::new() }
+            }
         }
-        for (file, opened) in batch.iter().zip(&opened) {
-            look_like(opened, &file.inode)?;
+    }
+
+    /// Opens or makes its directory, and has room for it among the user's unpacked files. Copies of images stay. None if it is not
+    /// worth it, or there is no room.
+    fn make_room(&self, profile: &StartProfile, cache: &Cache, plan: &Plan) -> io::Result<Option<OwnedFd>> {
+        let size = plan.size();
+        if size < LEAST {
+            return Ok(None);
+        }
+        let _lock = lock::lock_with_timeout(cache, ROOM_LOCK, ROOM_PATIENCE).map_err(io::Error::other)?;
+        // Of those that were made in another way, and killed.
+        for name in cache.names(TEMPORARY)? {
+            layer::remove(cache, &name);
+        }
+        let disk = fstatvfs(&cache.dir)?;
+        let all = disk.f_blocks.saturating_mul(disk.f_frsize);
+        let limit = profile.max_size.map_or(u64::MAX, |amount| amount.of(all));
+        let keep = profile.keep_free.map_or(0, |amount| amount.of(all));
+        if size > limit {
+            return Ok(None);
+        }
+        let directory = match open_directory(&cache.dir, self.name.as_bytes()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                mkdirat(&cache.dir, &*self.name, Mode::RWXU)?;
+                open_directory(&cache.dir, self.name.as_bytes())?
+            }
+            opened => opened?,
+        };
+        // Whoever makes room leaves it alone as long as we live.
+        flock(&directory, FlockOperation::NonBlockingLockShared)?;
+        let done: u64 = self.done.values().map(|file| file.size).sum();
+        let needed = size.saturating_sub(done).saturating_add(keep);
+        let others = || {
+            let others = layer::list(cache).into_iter().filter(|layer| layer.name != self.name);
+            others.fold(0, |sum: u64, layer| sum.saturating_add(layer.size))
+        };
+        let free = || fstatvfs(&cache.dir).map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+        let has_room = || others().saturating_add(size) <= limit && free() >= needed;
+        // What cannot have room in any case costs no other start its files.
+        if free().saturating_add(others()) < needed {
+            return Ok(None);
+        }
+        layer::remove_all(cache, has_room);
+        if !has_room() {
+            return Ok(None);
+        }
+        // Before anybody else makes room: it says how much there will be.
+        let files: Vec<Unpacked> = self.done.values().cloned().collect();
+        Journal { boot: boot(), size, files }.write(&directory)?;
+        Ok(Some(directory))
+    }
+}
+
+fn make(
+    image: &Image,
+    plan: &Plan,
+    layer: &OwnedFd,
+    mut done: HashMap<Vec<u8>, Unpacked>,
+    end: &OwnedFd,
+) -> io::Result<()> {
+    make_directory(layer, FILES_NAME.as_bytes())?;
+    let files = open_directory(layer, FILES_NAME.as_bytes())?;
+    for directory in plan.directories.keys().filter(|path| *path != b"/") {
+        make_directory(&files, relative(directory))?;
+    }
+    let mut journal = Journal::append(layer)?;
+    for batch in batches(plan, &done) {
+        let opened: Vec<File> = batch.iter().map(|part| part.open(&files)).collect::<io::Result<_>>()?;
+        confined(image, end, |_| fill(image, &batch, &opened))?;
+        for (Part { file, to, .. }, opened) in batch.iter().zip(&opened) {
+            let is_part = *to < file.size;
+            if !is_part {
+                look_like(opened, file.mode, file.mtime)?;
+            }
             let stat = fstat(opened)?;
-            if u64::try_from(stat.st_size) != Ok(file.inode.size()) {
+            if u64::try_from(stat.st_size) != Ok(*to) {
                 return Err(io::Error::other("a file has another size than the image says"));
             }
-            manifest.push(Unpacked::new(&stat, &file.path));
+            let what = if is_part { What::Part } else { What::File };
+            let unpacked = Unpacked { what, ..Unpacked::new(&stat, &file.path) };
+            journal.write_all(&unpacked.line())?;
+            done.insert(file.path.clone(), unpacked);
         }
     }
     // Those below first: what is made in a directory changes its time.
-    for directory in directories.iter().rev() {
-        if let Some(inode) = find(image, directory) {
-            look_like(&open_directory(&files, relative(directory))?, &inode)?;
-        }
+    let mut manifest: Vec<Unpacked> = plan.files.iter().filter_map(|file| done.remove(&file.path)).collect();
+    for (path, planned) in plan.directories.iter().rev() {
+        let name = if path == b"/" { &b"."[..] } else { relative(path) };
+        let directory = open_directory(&files, name)?;
+        look_like(&directory, planned.mode, planned.mtime)?;
+        manifest.push(Unpacked::new(&fstat(&directory)?, path));
     }
-    look_like(&files, &image.root().map_err(io::Error::from)?)?;
     // Everything at once: thousands of small files one by one would keep the disk busy for much longer.
-    syncfs(&layer)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let mut file = File::from(openat(&layer, MANIFEST, flags, Mode::RUSR | Mode::WUSR)?);
+    syncfs(layer)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file = File::from(openat(layer, MANIFEST, flags, Mode::RUSR | Mode::WUSR)?);
     file.write_all(&manifest_text(&manifest))?;
-    file.sync_all()
+    file.sync_all()?;
+    Ok(unlinkat(layer, JOURNAL, AtFlags::empty())?)
 }
 
-/// What a child does: it inflates the files into those that are open.
-fn fill(image: &Image, batch: &[Chosen], opened: &[File], end: &OwnedFd) -> io::Result<()> {
-    // Kernels without filters unpack all the same.
-    let _ = fuse::filter::install(image.source().system_calls());
-    for (file, mut opened) in batch.iter().zip(opened) {
-        let mut at = 0;
-        while at < file.inode.size() {
-            // Nobody writes into the pipe; its end is that of the container's watcher.
-            if nix::unistd::read(end, &mut [0]) == Ok(0) {
-                return Err(io::ErrorKind::Interrupted.into());
+/// A part of a file that a child writes.
+struct Part<'a> {
+    file: &'a Planned,
+    from: u64,
+    to: u64,
+}
+
+impl Part<'_> {
+    /// Opens the file at the place where it goes on.
+    fn open(&self, files: &OwnedFd) -> io::Result<File> {
+        let path = relative(&self.file.path);
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        if self.from == 0 {
+            // One that was not finished, and of which nothing is known.
+            let _ = unlinkat(files, path, AtFlags::empty());
+            let new = flags | OFlags::CREATE | OFlags::EXCL;
+            return Ok(openat(files, path, new, Mode::RUSR | Mode::WUSR)?.into());
+        }
+        let mut file = File::from(openat(files, path, flags, Mode::empty())?);
+        file.set_len(self.from)?;
+        file.seek(SeekFrom::Start(self.from))?;
+        Ok(file)
+    }
+}
+
+/// What is to be written, each with what one child writes.
+fn batches<'a>(plan: &'a Plan, done: &HashMap<Vec<u8>, Unpacked>) -> Vec<Vec<Part<'a>>> {
+    let mut batches: Vec<Vec<Part>> = Vec::new();
+    let mut size = u64::MAX;
+    for file in &plan.files {
+        let known = done.get(&file.path);
+        let mut from = known.map_or(0, |known| known.size.min(file.size));
+        let mut is_done = known.is_some_and(|known| known.what == What::File);
+        while !is_done {
+            let to = file.size.min(from.saturating_add(PART));
+            size = size.saturating_add(to - from);
+            match batches.last_mut().filter(|batch| size <= PART && batch.len() < BATCH) {
+                Some(batch) => batch.push(Part { file, from, to }),
+                None => {
+                    size = to - from;
+                    batches.push(vec![Part { file, from, to }]);
+                }
             }
-            let pieces = image.read(&file.inode, at, PIECE).map_err(io::Error::from)?;
+            from = to;
+            is_done = from == file.size;
+        }
+    }
+    batches
+}
+
+/// What a child does: it inflates parts of files into those that are open.
+fn fill(image: &Image, batch: &[Part], opened: &[File]) -> io::Result<()> {
+    for (Part { file, from, to }, mut opened) in batch.iter().zip(opened) {
+        let inode: Inode = find(image, &file.path).ok_or(io::ErrorKind::NotFound)?;
+        if !matches!(inode.kind, Kind::File(_)) || inode.size() != file.size {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut at = *from;
+        while at < *to {
+            let length = usize::try_from(to - at).unwrap_or(PIECE).min(PIECE);
+            let pieces = image.read(&inode, at, length).map_err(io::Error::from)?;
             for slice in pieces.iter().flat_map(|piece| piece.slices()) {
                 opened.write_all(slice)?;
                 at += slice.len() as u64;
@@ -189,14 +292,68 @@ fn fill(image: &Image, batch: &[Chosen], opened: &[File], end: &OwnedFd) -> io::
     Ok(())
 }
 
-/// The directories above a path, but for the root.
-fn above(path: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let slashes = path.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/');
-    slashes.map(|(at, _)| path.get(..at).unwrap_or_default())
+/// Reads the image in a child under the filter; gives what the child says. It ends with this process, and when nobody needs it any
+/// more: whatever has become of it, nobody waits for it then.
+fn confined(
+    image: &Image,
+    end: &OwnedFd,
+    work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<Vec<u8>> {
+    let (from_child, to_parent) = io::pipe()?;
+    let child = sys::spawn_child(|| {
+        let mut say = &to_parent;
+        let done = set_pdeathsig(Signal::SIGKILL)
+            .map_err(io::Error::from)
+            .and_then(|()| fuse::filter::confine(image.source().system_calls()))
+            .and_then(|()| work(&mut say))
+            .and_then(|()| say.write_all(&[DONE]));
+        i32::from(done.is_err())
+    })?;
+    drop(to_parent);
+    let said = listen(from_child, end);
+    let _ = kill(child, Signal::SIGKILL);
+    let _ = waitpid(child, None);
+    let mut said = said?;
+    match said.pop() {
+        Some(DONE) => Ok(said),
+        _ => Err(io::Error::other("the image cannot be read")),
+    }
+}
+
+/// What a child says, until it has ended, or nobody needs it.
+fn listen(mut child: PipeReader, end: &OwnedFd) -> io::Result<Vec<u8>> {
+    let mut said = Vec::new();
+    let mut piece = [0; 64 << 10];
+    loop {
+        let mut polled =
+            [PollFd::new(child.as_fd(), PollFlags::POLLIN), PollFd::new(end.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut polled, PollTimeout::NONE) {
+            Err(nix::errno::Errno::EINTR) => continue,
+            ready => ready?,
+        };
+        // Nobody writes into the pipe; its end is that of the container's watcher.
+        if polled[1].any() != Some(false) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        match child.read(&mut piece)? {
+            0 => return Ok(said),
+            length => said.extend_from_slice(piece.get(..length).unwrap_or_default()),
+        }
+        if said.len() > PLAN_LIMIT {
+            return Err(io::Error::other("too much is said of the image"));
+        }
+    }
 }
 
 fn relative(path: &[u8]) -> &[u8] {
     path.strip_prefix(b"/").unwrap_or(path)
+}
+
+fn make_directory(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
+    match mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 fn open_directory(parent: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
@@ -205,8 +362,8 @@ fn open_directory(parent: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Gives a file the mode and the time that the image says. (The owner is the user in any case.)
-fn look_like(file: impl AsFd, inode: &Inode) -> io::Result<()> {
-    let time = Timespec { tv_sec: inode.mtime.into(), tv_nsec: 0 };
-    fchmod(&file, Mode::from_raw_mode(inode.mode & 0o777))?;
+fn look_like(file: impl AsFd, mode: u32, mtime: u32) -> io::Result<()> {
+    let time = Timespec { tv_sec: mtime.into(), tv_nsec: 0 };
+    fchmod(&file, Mode::from_raw_mode(mode))?;
     Ok(futimens(&file, &Timestamps { last_access: time, last_modification: time })?)
 }
