@@ -126,7 +126,7 @@ ZIGBUILD := PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(CARGO) zigbuild
 portable: $(TOOLS)/ready
 	$(ZIGBUILD) --profile $(PROFILE) --target $(HOST).$(GLIBC) -p spank-mizzen --target-dir $(BUILT)
 	install -D -t $(PORTABLE) $(BUILT)/$(HOST)/$(PROFILE)/libspank_mizzen.so
-	if [ -d "$$(rustc --print target-libdir --target $(MUSL))" ]; then \
+	if [ -d "$$(env -u MAKEFLAGS rustc --print target-libdir --target $(MUSL))" ]; then \
 	  RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --profile $(PROFILE) --target $(MUSL) -p mizzen -p mizzen-import \
 	    --target-dir $(BUILT) && \
 	  install -t $(PORTABLE) $(addprefix $(BUILT)/$(MUSL)/$(PROFILE)/,mizzen mizzen-import); \
