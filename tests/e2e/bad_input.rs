@@ -144,6 +144,7 @@ fn closed_and_full_streams_end_nothing() {
     for command in RESULTS {
         for (to, why) in [("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")] {
             let lost = cluster.run(&format!("mizzen {command} {to}"));
+            assert_eq!(lost.code, 1, "{command} {to}: {}", lost.text());
             assert_failed(&lost, 1, &format!("mizzen: cannot write the result: {why}\n"));
             unharmed(command, &lost);
         }

@@ -186,7 +186,7 @@ fn every_key_has_its_effect(release: Release) {
 
     let parent =
         "devices = [\"/dev/card9\"]\n[annotations]\ncom.hooks.cxi.enabled = \"true\"\ncom.of_parent = \"1\"";
-    write(&cluster, "fourth.toml", parent);
+    write(&cluster, ".edf/fourth.toml", parent);
     let appended = format!(
         "base_environment = './fourth.toml'\n{oci}devices = [\"vendor.com/card=0\"]\n[annotations]\ncom.of_child = \"1\""
     );

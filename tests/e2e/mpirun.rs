@@ -494,9 +494,13 @@ fn another_user_stops_and_misleads_nobody() {
     let reach = bob(&format!("stat /var/tmp/mizzen-2001.3/{socket}"));
     assert_failed(&reach, 1, "Permission denied");
     assert!(running.wait().unwrap().success());
-    // All names that her directory could have: every rank has a container of its own, and one of them says why.
+    // All names that can be foreseen: a drawn one is left, and all ranks find it.
     cluster.run_on("node1", User::Root, "rm -rf /var/tmp/mizzen-2001.3");
     bob("for i in 3 4 5 6 7 8 9 10 11 12 13 14 15; do mkdir /var/tmp/mizzen-2001.$i; done");
+    let output = run();
+    assert_eq!((different(&output, 4), output.stderr.as_str()), (1, ""), "{}", output.text());
+    // They would not where the directory cannot be listed: every rank has a container of its own, and one of them says why.
+    cluster.run_on("node1", User::Root, "rm -rf /var/tmp/mizzen-2001.x*; chmod 1733 /var/tmp");
     let output = run();
     assert_eq!(different(&output, 4), 4, "{}", output.text());
     assert_failed(

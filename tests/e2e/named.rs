@@ -784,7 +784,7 @@ fn names_that_others_have_taken_cost_no_container() {
         &run("true"),
         125,
         "mizzen: /disk/mizzen-2001: belongs to uid 2002, not to you",
-        "an administrator can make it: install -d -m 700 -o 2001 /disk/mizzen-2001",
+        "an administrator can put yours there: rm -rf /disk/mizzen-2001 && install -d -m 700 -o 2001 /disk/mizzen-2001",
     );
 }
 

@@ -220,6 +220,14 @@ fn a_pinned_image_of_somebody_elses_is_not_used_where_it_is() {
         assert_out(&cluster.run_on(machine, User::Bob, all), 0, "");
     }
     let image = format!("/shared/bobs.sqsh@{digest}");
+    // A name that nobody could foresee is left.
+    let copied = cluster.run(&format!("mizzen run {image} /bin/late && ls -d /var/tmp/mizzen-2001.x*/sha256-*"));
+    assert_eq!((copied.code, copied.stdout.lines().count()), (0, 2), "{}", copied.text());
+    assert!(copied.stdout.starts_with("genuine\n"), "{}", copied.text());
+    // It would not be found again where the directory cannot be listed.
+    for machine in ["ctl", "node1"] {
+        assert_out(&cluster.run_on(machine, User::Root, "chmod 1733 /var/tmp"), 0, "");
+    }
     let refused = "/var/tmp/mizzen-2001: belongs to uid 2002, not to you";
     for policy in ["auto", "always"] {
         let run = cluster.run(&format!("mizzen run --stage={policy} {image} /bin/late"));

@@ -210,12 +210,17 @@ fn an_option_of_another_plugin_is_not_lost(release: Release) {
         assert_out(&cluster.run("srun -Q --container-image=/shared/a.sqsh cat /image"), 0, "a\n");
     }
     // Each of our options, whatever it is for. (Where Slurm has --container itself, no plugin can have it.)
+    const OPTIONS: &str = "srun --help | grep -oE -e '--(no-)?container-[a-z-]+|--(environment|edf|container)\\>' | sort -u";
+    cluster.set_plugstack(&[]).unwrap();
+    let slurms = cluster.run(OPTIONS).stdout;
     cluster.set_plugstack(&[&format!("required {PLUGIN}")]).unwrap();
-    let help = cluster.run("srun --help | grep -oE -e '--(no-)?container-[a-z-]+|--(environment|edf|container)\\>' | sort -u").stdout;
-    let names: Vec<&str> = help.lines().map(|option| option.trim_start_matches("--")).collect();
-    assert!(names.len() > 25, "{release}: {help}");
-    let ours: Vec<&str> =
-        names.into_iter().filter(|name| *name != "container" || release == Release::Slurm20_11).collect();
+    let help = cluster.run(OPTIONS).stdout;
+    let ours: Vec<&str> = help
+        .lines()
+        .filter(|option| !slurms.lines().any(|slurms| slurms == *option))
+        .map(|option| option.trim_start_matches("--"))
+        .collect();
+    assert!(ours.len() > 25, "{release}: {help}");
     let other = format!("required /shared/other.so {}", ours.join(" "));
     cluster.set_plugstack(&[&other, &format!("required {PLUGIN}")]).unwrap();
     for name in ours {

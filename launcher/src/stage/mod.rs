@@ -270,7 +270,7 @@ fn try_stage(
             None
         }
         Err(StageError::Refused(failure)) if own_copy => {
-            return Err(StageError::Refused(failure.or_hint(UNCOPIED)));
+            return Err(StageError::Refused(failure.hint(UNCOPIED)));
         }
         Err(trouble) => return Err(trouble),
     };

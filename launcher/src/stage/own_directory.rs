@@ -38,7 +38,8 @@ pub fn open(directory: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
     let taken = taken.unwrap_or_else(|| Failure::new(format!("{}: cannot be made", shown(&path))));
     let hint = || {
         let user = geteuid();
-        format!("an administrator can make it: install -d -m 700 -o {user} {}", shown(&path))
+        let path = shown(&path);
+        format!("an administrator can put yours there: rm -rf {path} && install -d -m 700 -o {user} {path}")
     };
     // All names that can be foreseen are others'.
     let all = open_all(directory)?;
