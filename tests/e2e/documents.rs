@@ -33,6 +33,9 @@ fn every_link_leads_somewhere() {
             };
             let place = format!("{}:{line}: {link}", page.path.display());
             assert!(repository().join(&target).exists(), "{place}");
+            // The book has only the pages in docs.
+            let leaves = page.path.starts_with("docs") && Path::new(file).starts_with("..");
+            assert!(!leaves, "{place}: not in the book");
             // Pages that include another one have its headings.
             let included = [("docs/security.md", "SECURITY.md"), ("docs/contributing.md", "CONTRIBUTING.md")];
             let source = included.iter().find(|(page, _)| Path::new(page) == target);
@@ -194,10 +197,14 @@ fn every_block_says_what_it_is() {
             if block.has("not-run") {
                 assert!(REASONS.iter().any(|reason| block.has(reason)), "{place}: not run, and why?");
             }
+            if let Some(file) = block.value("from") {
+                let original = fs::read_to_string(repository().join(file)).unwrap();
+                assert_eq!(block.text, original, "{place}: the file is another one now");
+            }
             if block.has("sources") {
                 assert_makes(&block, &place);
             }
-            if block.language() == "text" && !block.has("form") {
+            if block.language() == "text" && !block.has("form") && block.value("from").is_none() {
                 assert_eq!(block.command(), None, "{place}: a command, neither run nor marked");
             }
         }
