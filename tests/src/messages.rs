@@ -6,6 +6,7 @@
 //! constant, a variable or a function; functions and closures that put a text of their callers in such a message; and the ways
 //! in which notes are told. Names in braces become `…`. What it cannot see, `remedies.rs` says.
 
+mod found;
 mod remedies;
 mod source;
 mod tokens;
@@ -16,7 +17,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use source::{Message, Source};
+use found::Message;
+use source::Source;
 
 /// The parts of the list, with the sources whose messages they have.
 const PARTS: [(&str, &[&str]); 9] = [

@@ -1,7 +1,7 @@
 //! What to do about messages beside which the sources do not say it: those without a hint, and those whose hint is chosen by an
 //! error of the kernel.
 
-use super::source::Message;
+use super::found::Message;
 
 const IMPORT_AGAIN: &str =
     "the image is broken or was not copied completely; copy it again, or make it again";
@@ -231,6 +231,11 @@ const REMEDIES: &[(&str, &str)] = &[
         "the manifest does not say where else this layer is",
         "have the image's maker push its layers, or import it from `docker save`",
     ),
+    (
+        "it wants a certificate of ours, and mizzen has none",
+        "mizzen has no certificates of clients; use a registry or a mirror without",
+    ),
+    ("its certificate is for another name", "use the name that its certificate has"),
     // Importing and exporting.
     ("\"…\" is not a digest: *", "copy the digest whole"),
     (
@@ -263,6 +268,16 @@ const REMEDIES: &[(&str, &str)] = &[
     ),
     ("…: the image is gone", "it was removed meanwhile; import it again"),
     ("…: is a …, and no file can take its place", "-o names another file"),
+    ("…: the archive *", ARCHIVE),
+    ("…: has a PAX record *", ARCHIVE),
+    ("…: has a map of a sparse file *", ARCHIVE),
+    ("…: has a wrong checksum: *", ARCHIVE),
+    ("…: has no valid number for the *", ARCHIVE),
+    ("…: is longer than … bytes with its extensions", ARCHIVE),
+    ("…: is of the unknown type *", ARCHIVE),
+    ("…: stands behind a block of zeros*", ARCHIVE),
+    ("…: the header at byte *", ARCHIVE),
+    ("…: the sparse file *", ARCHIVE),
     // Notes.
     (
         "a CDI specification of this node is not used: …",
