@@ -35,7 +35,6 @@ const REMEDIES: &[(&str, &str)] = &[
         "the directory has been removed, or you may not search those above it; go to another one",
     ),
     ("mode=… is not an octal mode", "write mode= with digits from 0 to 7, as mode=1777"),
-    ("not an image", "an image is a squashfs or SIF file, or a directory with a root file system"),
     ("the answer of … cannot be used: …", "mizzen and mizzen-import must be of the same version"),
     (
         "the broadcast of the image was interrupted",
@@ -147,25 +146,16 @@ const REMEDIES: &[(&str, &str)] = &[
         "a container needs 64 MiB of memory to start",
         "raise `ulimit -v` and `ulimit -d`, for a job before it is submitted",
     ),
+    ("not an image", "only mizzen writes this file; remove the container with `mizzen containers remove`"),
+    ("only a container with a name can be saved so", "`enroot list` shows the containers that have one"),
     (
-        "a named container: cannot bind its directory",
-        "`mizzen containers remove` removes it; `mizzen doctor` tells what works here",
+        "link …: the image has a directory there",
+        "a CDI specification asks for this link: use another image, or name its hook in cdi_leave_out_hooks of mizzen.toml",
     ),
-    (
-        "a named container: its directory is missing",
-        "it was removed meanwhile; start it again with its image",
-    ),
-    ("a container without a record", "`mizzen containers remove` removes what is left of it"),
     ("cannot bring up the loopback", "leave net out of --container-unshare"),
     ("cannot mount *", "`mizzen doctor` on the node tells what works there"),
     ("cannot write /proc/self/*", "`mizzen doctor` on the node tells whether user namespaces work there"),
     ("enroot start --*", "leave the option out; docs/from-pyxis.md has what is known of enroot"),
-    (
-        "link …: the image has a directory there",
-        "the environment file or a site's rule asks for this link; leave it out there",
-    ),
-    ("only a container with a name can be saved so", "name a container: `mizzen containers list` shows them"),
-    ("the container does not run", "start it first: `mizzen containers list` shows which run"),
     (
         "the file server has ended",
         "a message of its watcher says why; without one, slurmd's log or the kernel's tells",
