@@ -32,7 +32,8 @@ fn pages() -> Result<Vec<(String, String)>, Failure> {
         ("mizzen.toml.5".to_owned(), toml_page::page()),
         ("mizzen-slurm.7".to_owned(), slurm_page::page()),
     ];
-    add_commands(&mut pages, command).map_err(|error| Failure::caused_by("the man pages", error))?;
+    add_commands(&mut pages, command)
+        .map_err(|error| Failure::caused_by("cannot make the man pages", error))?;
     Ok(pages)
 }
 

@@ -33,6 +33,9 @@ fn every_link_leads_somewhere() {
             };
             let place = format!("{}:{line}: {link}", page.path.display());
             assert!(repository().join(&target).exists(), "{place}");
+            // The book has only the pages in docs.
+            let leaves = page.path.starts_with("docs") && Path::new(file).starts_with("..");
+            assert!(!leaves, "{place}: not in the book");
             // Pages that include another one have its headings.
             let included = [("docs/security.md", "SECURITY.md"), ("docs/contributing.md", "CONTRIBUTING.md")];
             let source = included.iter().find(|(page, _)| Path::new(page) == target);
@@ -64,6 +67,71 @@ fn the_list_of_messages_is_that_of_the_sources() {
         made == page.text,
         "docs/messages.md is made by `cargo run -p mizzen-tests -- messages`; it lacks {missing:#?} and has {stale:#?}"
     );
+}
+
+/// Who pastes the message that they got into the page's search finds it: so do those who paste one of the tables of other pages.
+#[test]
+fn the_list_of_messages_has_those_of_the_other_pages() {
+    // Slurm's own lines, and what is told in its log or is a part of a hint.
+    const ELSEWHERE: [&str; 4] = [
+        "salloc: error: --container requires LaunchParameters=use_interactive_step",
+        "Incompatible Slurm plugin … version",
+        "--container is run by Slurm itself here (oci.conf)",
+        "mizzen.toml:3: unknown field …",
+    ];
+    let page = Page::read("docs/messages.md").unwrap().text;
+    let page = page.replace('\\', "").replace("&lt;", "<");
+    let entries: Vec<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("- ").or(line.strip_prefix("| ")))
+        .flat_map(|line| line.split(" | ").next().unwrap().split("<br>"))
+        .filter(|entry| !["message", "note", "---|---|"].contains(entry))
+        .collect();
+    for entry in &entries {
+        let words = entry.split_whitespace().count();
+        assert!(words > 2 && !entry.ends_with(": "), "docs/messages.md has a part of a message: {entry}");
+    }
+    let mut missing = Vec::new();
+    let mut seen = 0;
+    for name in ["docs/users.md", "docs/admins.md", "docs/images.md"] {
+        let text = Page::read(name).unwrap().text;
+        let tables = text.split("\n| message |").skip(1);
+        for row in tables.flat_map(|table| table.lines().skip(2).take_while(|line| line.starts_with("| "))) {
+            let cell = row.trim_start_matches("| ").replace("\\|", "¦");
+            let cell = cell.split(" | ").next().unwrap().replace('¦', "|");
+            for message in cell.split('`').skip(1).step_by(2).filter(|message| !ELSEWHERE.contains(message)) {
+                seen += 1;
+                if !is_listed(message, &page, &entries) {
+                    missing.push(format!("{name}: {message}"));
+                }
+            }
+        }
+    }
+    assert!(seen > 40, "{seen}");
+    assert!(missing.is_empty(), "docs/messages.md lacks {missing:#?}");
+}
+
+/// Whether the list has a message: all that does not differ in it, or an entry that it is an example of.
+fn is_listed(message: &str, page: &str, entries: &[&str]) -> bool {
+    let differs = |word: &str| ["X", "Y", "N", "M", "HOST"].contains(&word.trim_end_matches([':', ',']));
+    let words = message.trim_start_matches("hint: ").split(' ');
+    let words: Vec<String> =
+        words
+            .map(|word| {
+                if differs(word) { word.replace(|c: char| c.is_alphabetic(), "…") } else { word.to_owned() }
+            })
+            .collect();
+    let message = words.join(" ").trim_start_matches("…: ").to_owned();
+    let mut parts =
+        message.split('…').map(|part| part.trim_matches([' ', ':', ',', ';'])).filter(|part| part.len() > 3);
+    // In front of an entry may stand what it is about, and behind it the kernel's reason.
+    let (without_reason, _) = message.rsplit_once(": ").unwrap_or((&message, ""));
+    let is_example = |entry: &str| {
+        let shapes = [entry, entry.trim_start_matches("…: ")];
+        let texts = [message.as_str(), message.trim_end_matches([' ', '…']), without_reason];
+        shapes.iter().any(|shape| texts.iter().any(|text| matches(shape, text)))
+    };
+    parts.all(|part| page.contains(part)) || entries.iter().any(|entry| is_example(entry))
 }
 
 /// The last column of the glossary names files and directories of the sources, or names in them.
@@ -129,10 +197,14 @@ fn every_block_says_what_it_is() {
             if block.has("not-run") {
                 assert!(REASONS.iter().any(|reason| block.has(reason)), "{place}: not run, and why?");
             }
+            if let Some(file) = block.value("from") {
+                let original = fs::read_to_string(repository().join(file)).unwrap();
+                assert_eq!(block.text, original, "{place}: the file is another one now");
+            }
             if block.has("sources") {
                 assert_makes(&block, &place);
             }
-            if block.language() == "text" && !block.has("form") {
+            if block.language() == "text" && !block.has("form") && block.value("from").is_none() {
                 assert_eq!(block.command(), None, "{place}: a command, neither run nor marked");
             }
         }

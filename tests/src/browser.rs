@@ -1,5 +1,5 @@
 //! `vcluster browse`: every page of the book in a headless Chromium, as wide as a desktop and as a phone. No page may be wider than
-//! its window, miss a file or report an error. A picture of each stays in `target/book-pictures`.
+//! its window, miss a file, have a link that leads to none, or report an error. A picture of each stays in `target/book-pictures`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -44,6 +44,7 @@ pub fn browse() -> Result<()> {
             let found = browser.look(page, width, height, &picture)?;
             wrong.extend(found.into_iter().map(|what| format!("{name}, {window}: {what}")));
         }
+        wrong.extend(dead_links(page)?);
     }
     ensure!(pages.len() > 10, "{} has {} pages", book.display(), pages.len());
     if !wrong.is_empty() {
@@ -51,6 +52,30 @@ pub fn browse() -> Result<()> {
     }
     writeln!(std::io::stdout(), "{} pages are well; pictures are in {}", pages.len(), pictures.display())?;
     Ok(())
+}
+
+/// The links of a page to files of the book that are not there, or to a heading that the file does not have.
+fn dead_links(page: &Path) -> Result<Vec<String>> {
+    let read = |file: &Path| fs::read_to_string(file).with_context(|| file.display().to_string());
+    let text = read(page)?;
+    let mut dead = Vec::new();
+    for link in text.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()) {
+        if ["http:", "https:", "mailto:", "data:"].iter().any(|elsewhere| link.starts_with(elsewhere)) {
+            continue;
+        }
+        let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+        let target = match file {
+            "" => page.to_owned(),
+            file => page.parent().unwrap_or(Path::new("")).join(file),
+        };
+        let is_page = target.extension().is_some_and(|kind| kind == "html");
+        let is_there = target.is_file()
+            && (anchor.is_empty() || !is_page || read(&target)?.contains(&format!("id=\"{anchor}\"")));
+        if !is_there {
+            dead.push(format!("{}: {link} leads nowhere", page.display()));
+        }
+    }
+    Ok(dead)
 }
 
 /// A browser that is told what to do through pipes, in messages of JSON that a NUL ends.
@@ -168,6 +193,23 @@ fn base64(text: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    #[test]
+    fn links_that_lead_nowhere_are_found() {
+        let book = crate::target_dir().join("links-of-a-book");
+        fs::create_dir_all(&book).unwrap();
+        let page = book.join("a.html");
+        fs::write(book.join("b.html"), "<h1 id=\"x\">").unwrap();
+        let text = ["b.html", "b.html#x", "https://no.example/", "b.html#y", "../examples/c", "#z"]
+            .map(|link| format!("<a href=\"{link}\">"));
+        fs::write(&page, text.concat()).unwrap();
+        let dead = super::dead_links(&page).unwrap();
+        let links: Vec<&str> = dead.iter().map(|line| line.split(' ').nth(1).unwrap()).collect();
+        assert_eq!(links, ["b.html#y", "../examples/c", "#z"]);
+        fs::remove_dir_all(book).unwrap();
+    }
+
     #[test]
     fn base64_is_read() {
         for (text, bytes) in [("bWl6emVu", "mizzen"), ("YQ==", "a"), ("YWI=", "ab"), ("Pz8/", "???")] {

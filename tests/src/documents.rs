@@ -76,6 +76,8 @@ impl Page {
             "RELEASE.md",
             "CHANGELOG.md",
             "examples/README.md",
+            "packaging/ansible/README.md",
+            "packaging/spack/README.md",
         ]
         .map(PathBuf::from)
         .into();

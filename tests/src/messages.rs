@@ -2,9 +2,12 @@
 //! `vcluster messages`, and a test keeps it so.
 //!
 //! It understands the few forms in which our code writes failures: `Failure::new(…)` and `Failure::caused_by(…)` with a
-//! text, or with a variable that was given one above; `.hint(…)` and `.or_hint(…)` behind it, with a text, a constant or a
-//! variable; and functions and closures that put a text of their callers in such a message. Names in braces become `…`.
+//! text, or with a variable that was given one above; `hinted(…)`; `.hint(…)` and `.or_hint(…)` behind it, with a text, a
+//! constant, a variable or a function; functions and closures that put a text of their callers in such a message; and the ways
+//! in which notes are told. Names in braces become `…`. What it cannot see, `remedies.rs` says.
 
+mod found;
+mod remedies;
 mod source;
 mod tokens;
 
@@ -12,9 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use source::{Message, Source};
+use found::Message;
+use source::Source;
 
 /// The parts of the list, with the sources whose messages they have.
 const PARTS: [(&str, &[&str]); 9] = [
@@ -40,6 +44,7 @@ const PARTS: [(&str, &[&str]); 9] = [
             "launcher/src/image",
             "launcher/src/find_image.rs",
             "launcher/src/inspect.rs",
+            "squashfs/src/reader/error.rs",
         ],
     ),
     ("Environment files", &["core/src/environment.rs", "launcher/src/environment"]),
@@ -111,30 +116,74 @@ fn find(repository: &Path) -> Result<BTreeMap<&'static str, Part>> {
 pub fn page(repository: &Path) -> Result<String> {
     let mut parts = find(repository)?;
     let mut page = HEAD.to_owned();
+    let (mut used, mut said, mut failures) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut notes, mut plain, mut loose) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
     for (title, _) in PARTS {
         let Part { messages, hints } = parts.remove(title).unwrap_or_default();
-        let (hinted, plain): (Vec<Message>, Vec<Message>) =
-            messages.into_iter().partition(|message| !message.hints.is_empty());
-        page.push_str(&format!("\n## {title}\n\n| message | what to do |\n|---|---|\n"));
-        for (texts, hints) in rows(&hinted) {
-            let [texts, hints] =
-                [texts, hints].map(|cells| cells.into_iter().map(cell).collect::<Vec<String>>());
-            page.push_str(&format!("| {} | {} |\n", texts.join("<br>"), hints.join("<br>or: ")));
+        let mut hinted = BTreeSet::new();
+        let mut without = BTreeSet::new();
+        for mut message in messages {
+            if message.hints.is_empty() {
+                let remedy = remedies::of(&message.text);
+                used.extend(remedy.map(|(pattern, _)| *pattern));
+                message.hints = remedy.iter().map(|(_, remedy)| (*remedy).to_owned()).collect();
+            }
+            match (message.is_note, message.hints.is_empty()) {
+                (true, _) => notes.insert(message),
+                (false, false) => hinted.insert(message),
+                (false, true) => without.insert(message.text),
+            };
         }
-        let used: BTreeSet<&String> = hinted.iter().flat_map(|message| &message.hints).collect();
-        let others: Vec<&String> = hints.iter().filter(|hint| !used.contains(hint)).collect();
-        let plain: Vec<&String> = plain.iter().map(|message| &message.text).collect();
-        page.push_str(&list("Hints of several messages", &others));
-        page.push_str(&list("Messages without a hint", &plain));
+        hinted.extend(remedies::of_errors(title));
+        without.retain(|text| !hinted.iter().any(|message| message.text == *text));
+        failures.extend(hinted.iter().map(|message| message.text.clone()));
+        said.extend(hinted.iter().flat_map(|message| message.hints.clone()));
+        loose.extend(hints);
+        page.push_str(&format!("\n## {title}\n\n{}", table("message", "what to do", &hinted)));
+        plain.push((title, without));
     }
+    // A part of a note is none, and what is a failure elsewhere stands there.
+    let texts: Vec<String> = notes.iter().map(|note| note.text.clone()).collect();
+    notes.retain(|note| {
+        let is_part = texts.iter().any(|text| *text != note.text && text.contains(&note.text));
+        !is_part && !failures.contains(&note.text) && !note.text.starts_with(' ')
+    });
+    let (explained, told): (BTreeSet<Message>, BTreeSet<Message>) =
+        notes.into_iter().partition(|note| !note.hints.is_empty());
+    page.push_str(&format!(
+        "{NOTES}\n{}\nThese say all that there is to know:\n\n",
+        table("note", "what it means", &explained)
+    ));
+    page.extend(told.iter().map(|note| format!("- {}\n", cell(&note.text))));
+    page.push_str(PLAIN);
+    for (title, texts) in plain.iter().filter(|(_, texts)| !texts.is_empty()) {
+        page.push_str(&format!("\n{title}:\n\n"));
+        page.extend(texts.iter().map(|text| format!("- {}\n", cell(text))));
+    }
+    // The beginning of a hint may be a variable whose text is known.
+    loose.retain(|hint: &String| {
+        !said.iter().any(|said: &String| said.ends_with(hint.trim_start_matches('…')))
+    });
+    ensure!(loose.is_empty(), "remedies.rs must say of which messages these are the hints: {loose:#?}");
+    let unused: Vec<&str> = remedies::patterns().filter(|pattern| !used.contains(pattern)).collect();
+    ensure!(unused.is_empty(), "no message is meant by these in remedies.rs: {unused:#?}");
     Ok(page)
+}
+
+fn table(what: &str, then: &str, messages: &BTreeSet<Message>) -> String {
+    let mut table = format!("| {what} | {then} |\n|---|---|\n");
+    for (texts, hints) in rows(messages) {
+        let [texts, hints] = [texts, hints].map(|cells| cells.into_iter().map(cell).collect::<Vec<String>>());
+        table.push_str(&format!("| {} | {} |\n", texts.join("<br>"), hints.join("<br>or: ")));
+    }
+    table
 }
 
 /// A longer hint stands in one row with all messages that have it.
 const SHARED_FROM: usize = 60;
 
 /// The messages of each row, and its hints; in the order of their first messages.
-fn rows(hinted: &[Message]) -> Vec<(Vec<&str>, Vec<&str>)> {
+fn rows(hinted: &BTreeSet<Message>) -> Vec<(Vec<&str>, Vec<&str>)> {
     let mut rows: Vec<(Vec<&str>, Vec<&str>)> = Vec::new();
     for message in hinted {
         let hints: Vec<&str> = message.hints.iter().map(String::as_str).collect();
@@ -145,11 +194,6 @@ fn rows(hinted: &[Message]) -> Vec<(Vec<&str>, Vec<&str>)> {
         }
     }
     rows
-}
-
-fn list(title: &str, lines: &[&String]) -> String {
-    let lines: String = lines.iter().map(|line| format!("- {}\n", cell(line))).collect();
-    if lines.is_empty() { lines } else { format!("\n{title}:\n\n{lines}") }
 }
 
 const HEAD: &str = "\
@@ -164,6 +208,19 @@ command line of `mizzen`, with a `tip:` where there is one; `FILE:LINE: KEY: inv
 and `unknown variant …` are about a file of the site, and tell what would be right there.
 
 For a ticket, run the command again with `--container-verbose=debug`, or `mizzen run --verbose=debug`.
+";
+
+const NOTES: &str = "
+## Notes
+
+After a note (`mizzen: note: …`) the program goes on; only what the note says is different.
+";
+
+const PLAIN: &str = "
+## Messages without a hint
+
+These name what failed; behind it stands the kernel's reason, or what is wrong with a value. If that does not tell you what to do, run the
+command again with `--container-verbose=debug` (`mizzen run --verbose=debug`) and give your administrator what it prints.
 ";
 
 /// Text as it is, in a table: what Markdown would take for its own is escaped, but for code between backticks.
@@ -200,10 +257,14 @@ mod tests {
 
     #[test]
     fn messages_with_one_long_hint_are_one_row() {
-        let message =
-            |text: &str, hint: &str| Message { text: text.to_owned(), hints: vec![hint.to_owned()] };
+        let message = |text: &str, hint: &str| Message {
+            text: text.to_owned(),
+            hints: vec![hint.to_owned()],
+            is_note: false,
+        };
         let long = "x".repeat(SHARED_FROM + 1);
         let found = [message("a", &long), message("b", "short"), message("c", &long), message("d", "short")];
+        let found = BTreeSet::from(found);
         let expected = vec![
             (vec!["a", "c"], vec![long.as_str()]),
             (vec!["b"], vec!["short"]),

@@ -227,15 +227,15 @@ settings! {
             .more("All tasks of the step on a node share them. With net there is a loopback and nothing else; with ipc, /dev/shm and \
                    /dev/mqueue are the container's own. `mizzen run` also has pid.");
     Name name: ContainerName,
-        value("name", "NAME[:auto|create|exec|no_exec]", "use the container NAME of this node, whose changes stay for later steps")
+        value("name", "NAME[:auto|create|exec|no_exec]", "use the container NAME on this node, which keeps its changes for later steps")
             .run("name")
-            .more("A container of this name that runs is entered; one that is there is started with the changes that it has; else it \
-                   is made from the image. create: it must not be there; exec: it must run; no_exec: it must not run. Without an \
-                   image it is the one that it was made from. JOB.STEP enters the container of a running step.");
+            .more("If it is running, the step enters it; if it exists, it is started with its changes; otherwise it is created from \
+                   the image. create: it must not exist yet; exec: it must be running; no_exec: it must not be running. The image \
+                   may be left out if the container exists. JOB.STEP enters the container of a running step.");
     Save save: SavePath,
-        value("save", "PATH", "write what the container has become as an image, when the last task on the node has ended")
+        value("save", "PATH", "save the container as an image after the last task on the node has ended")
             .run("save")
-            .more("A squashfs file; relative to the directory of submission; a file that is there is replaced when the new one is \
+            .more("A squashfs file; relative to the directory of submission; an existing file is replaced once the new one is \
                    complete. The container is writable, unless --container-readonly. In a step of several nodes PATH needs %N, \
                    which stands for the node's name. A step that was ended by a signal is not saved.");
     MountHome mount_home: bool = true,
@@ -248,40 +248,40 @@ settings! {
             .more("The changes are kept in memory, up to SIZE (512m, 2g; default 50% of the memory). Before Linux 6.6 they are \
                    kept on disk, below TMPDIR or /var/tmp, and SIZE is refused.");
     RemapRoot remap_root: bool = false,
-        switch("remap-root", "be root inside", "be yourself inside").run("remap-root").toml("remap_root");
+        switch("remap-root", "be root inside", "be the same user inside").run("remap-root").toml("remap_root");
     Entrypoint entrypoint: bool = false,
         switch("entrypoint", "start the program through the image's entrypoint", "start the program itself")
             .run("entrypoint").toml("entrypoint")
-            .more("With srun it runs once on every node before the tasks, which have the variables and the directory that it leaves.");
+            .more("With srun it runs once per node before the tasks start, which inherit its variables and working directory.");
     EntrypointLog entrypoint_log: bool = false,
         Spec::new("entrypoint-log", Argument::No, "show what the image's entrypoint prints", None);
     Pytorch pytorch: bool,
         switch("pytorch", "give tasks PyTorch's RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-            "leave RANK and LOCAL_RANK out, which tasks in PyTorch images have")
+            "do not set RANK and LOCAL_RANK, which tasks in PyTorch images get")
             .run("pytorch")
-            .more("They are those that torchrun would set, made of Slurm's variables. Where nothing is said, tasks of srun have \
-                   RANK and LOCAL_RANK if the image has PYTORCH_VERSION in its environment.");
+            .more("They are those that torchrun would set, derived from Slurm's variables. If the image sets PYTORCH_VERSION, tasks of \
+                   srun get RANK and LOCAL_RANK even without this option.");
     Script script: bool = true,
         switch("script", "run a batch script or interactive shell inside as well",
             "run a batch script or interactive shell on the node, and its steps inside")
             .toml("script");
     Stage stage: Policy = Policy::Auto,
         value("stage", "auto|always|never|bcast",
-            "copy the image to the node first: from network file systems, always, never")
+            "when to copy the image to the node first: only from network file systems (auto), always, or never")
             .run("stage").toml("stage")
             .more("With srun, bcast reads the image once and sends it to the nodes of the step.");
     Gpu gpu: Gpu = Gpu::Auto,
-        value("gpu", "auto|all|none", "have the step's GPUs with the node's driver libraries, all of the node's, none")
+        value("gpu", "auto|all|none", "which GPUs the container gets, with the node's driver: the step's, all of the node's, or none")
             .run("gpu").toml("gpu");
     Mpi mpi: Mpi = Mpi::Image,
-        value("mpi", "image|host", "use the image's MPI library, or the node's of the same ABI in its place")
+        value("mpi", "image|host", "use the image's MPI library, or replace it with the node's, which must have the same ABI")
             .run("mpi").toml("mpi");
     Fabric fabric: Fabric = Fabric::Auto,
         value("fabric", "auto|host|image",
-            "use the node's libraries for its fabric where the image has none for it, always, never")
+            "use the node's fabric libraries if the image has none, always, or never")
             .run("fabric").toml("fabric");
     Verbose verbose: Verbosity = Verbosity::Quiet,
-        optional("verbose", "debug", "tell how long each part of the start took; debug: everything that was tried", None)
+        optional("verbose", "debug", "print how long each part of the start took; debug: everything that was tried", None)
             .run("verbose").letter('v');
 }
 
