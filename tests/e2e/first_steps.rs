@@ -241,6 +241,35 @@ fn the_doctor_tries_what_users_do() {
     );
 }
 
+#[test]
+fn a_directory_of_copies_that_others_can_write_is_named() {
+    let cluster = start("site-directory");
+    let toml = "stage_shared = \"/var/cache/copies\"\n";
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", toml).unwrap();
+    let as_root = |command: &str| cluster.run_on("node1", User::Root, command);
+    let is_good = "/etc/mizzen/mizzen.toml: good\n";
+    let not_there = "mizzen: note: stage_shared: /var/cache/copies: No such file or directory\n";
+    let checked = |user: User| cluster.run_on("node1", user, "mizzen check-config 2>&1");
+    let other_machine = "/etc/mizzen/mizzen.toml: good, but not all of it is on this machine\n";
+    assert_out(&checked(User::Root), 0, &format!("{not_there}{other_machine}"));
+    let healthy = as_root("mizzen doctor");
+    assert!(healthy.code == 0 && healthy.stdout.contains("\nok       copies "), "{}", healthy.text());
+    let made = as_root("mkdir -p /var/cache/copies && chmod 1777 /var/cache/copies");
+    assert_out(&made, 0, "");
+    let why = "stage_shared: /var/cache/copies is not root's alone (uid 0, mode 1777)";
+    let hint = "no start uses the copies in it: make it root's, with mode 0755, and all directories above it";
+    for user in [User::Root, User::Alice] {
+        assert_out(&checked(user), 0, &format!("mizzen: note: {why}\n{other_machine}"));
+        let doctor = cluster.run_on("node1", user, "mizzen doctor");
+        assert!(doctor.stdout.contains(&format!("\nmissing  copies          {why}")), "{}", doctor.text());
+        assert!(doctor.stdout.contains(hint), "{}", doctor.text());
+    }
+    assert_out(&as_root("chmod 755 /var/cache/copies"), 0, "");
+    assert_out(&checked(User::Alice), 0, is_good);
+    let healthy = as_root("mizzen doctor");
+    assert!(healthy.code == 0 && healthy.stdout.contains("\nok       copies "), "{}", healthy.text());
+}
+
 /// Half an installation: the files of two versions, and Slurm's own runtime beside it.
 #[test]
 fn the_doctor_sees_what_does_not_belong_together() {
