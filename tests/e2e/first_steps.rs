@@ -162,8 +162,46 @@ fn links_that_lead_out_of_the_container_are_named() {
         1,
         &format!("mizzen: note: {note}\n"),
     );
+    // A name without a slash: the link in the directory where the program starts.
+    let plain = cluster.run(
+        "cd; srun -Q --container=/shared/a.sqsh ls data/ 2>&1; srun -Q --container=/shared/a.sqsh cat data",
+    );
+    assert_failed(&plain, 1, &format!("mizzen: note: node1: {note}\n"));
+    assert!(plain.stdout.starts_with(&format!("mizzen: note: node1: {note}\n")), "{}", plain.text());
     let workdir = cluster.run("srun -Q --container=/shared/a.sqsh --container-workdir=/home/alice/data true");
     assert_failed(&workdir, 125, &format!("mizzen: hint: {note}\n"));
+}
+
+#[test]
+fn arguments_that_are_on_the_node_alone_are_named() {
+    let cluster = start("left-on-host");
+    for machine in ["ctl", "node1"] {
+        let made = "mkdir -p /scratch/p/run1 /scratch/p/data && echo 1 | tee /scratch/p/train.py > /scratch/p/run1/here";
+        assert_out(&cluster.run_on(machine, User::Root, made), 0, "");
+    }
+    let step = "cd /scratch/p/run1; srun -Q --container=/shared/a.sqsh --container-mounts=/scratch/p/run1";
+    let by_hand = "cd /scratch/p/run1; mizzen run --mount=/scratch/p/run1 /shared/a.sqsh";
+    let note = |file: &str, option: &str, directory: &str| {
+        format!("{file} is on the node, but not in the container: mount it with {option}={directory}\n")
+    };
+    for (argument, file, directory) in [
+        ("../train.py", "/scratch/p/train.py", "/scratch/p"),
+        ("--in=../data", "/scratch/p/data", "/scratch/p/data"),
+        ("/scratch/p/train.py", "/scratch/p/train.py", "/scratch/p"),
+    ] {
+        let expected = format!("mizzen: note: node1: {}", note(file, "--container-mounts", directory));
+        let told = cluster.run(&format!("{step} -n2 echo {argument}"));
+        assert_out(&told, 0, &format!("{argument}\n{argument}\n"));
+        assert_eq!(told.stderr, expected);
+        let told = cluster.run(&format!("{by_hand} echo {argument}"));
+        assert_eq!(told.stderr, format!("mizzen: note: {}", note(file, "--mount", directory)));
+    }
+    // What is inside, what the node has not either, and what means the image's.
+    for argument in ["./here", "/scratch/p", "../none", "/nosuch/x", "/usr/share/doc", "https://a/b", "a/b"] {
+        let silent = cluster.run(&format!("{step} echo {argument}"));
+        assert_out(&silent, 0, &format!("{argument}\n"));
+        assert_eq!(silent.stderr, "", "{argument}");
+    }
 }
 
 #[test]
