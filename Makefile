@@ -38,7 +38,7 @@ help:
 	@echo 'make test-long  the same with the full number of kills and cancels'
 	@echo 'make test-kernels  containers on Linux 5.10, 6.1, 6.12 and the newest of Debian, in virtual machines (root)'
 	@echo 'make test-arm64    the same for 64-bit ARM, built here and emulated (root)'
-	@echo 'make bench      mizzen beside its peers, in one run, as ratios (root)'
+	@echo 'make bench      mizzen beside its peers, in one run, as ratios, for docs/performance.md (root)'
 	@echo 'make bench-training  trainings on the node and in a container, for docs/performance.md; PAIRS=10 (root)'
 	@echo 'make fuzz       every parser of what others write; SECONDS=60 each, TARGET=squashfs'
 	@echo 'make cluster    a shell on a throw-away cluster; RELEASE=22.05 NODES=2 (root)'

@@ -3,6 +3,18 @@
 use crate::Failure;
 use crate::options::parse_size;
 
+/// All words without a value that [`FlagWords::add`] takes, as a message lists them.
+pub const MOUNT_FLAGS: &str = "ro, rw, noexec, exec, squashfs, nofail, slave, rslave, shared, rshared, private, rprivate, unbindable, runbindable, \
+                         x-create=file, x-create=dir, x-create=auto";
+/// Those that it takes as well, and that change nothing: a user namespace can bind only whole trees, and no mount inside gives
+/// privileges. Times are the source's business, and a mount that fails is told in any case.
+pub const MOUNT_FLAGS_WITHOUT_EFFECT: &str = "bind, rbind, nosuid, nodev, defaults, atime, noatime, diratime, nodiratime, relatime, norelatime, async, \
+                                        silent, loud";
+
+fn is_listed(word: &str, list: &str) -> bool {
+    list.split(", ").any(|listed| listed == word)
+}
+
 /// How a mount is restricted, and what becomes of mounts that are made below it later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MountFlags {
@@ -111,23 +123,26 @@ impl FlagWords {
     /// Takes one word; None if there is no such flag.
     pub fn add(&mut self, word: &str) -> Result<Option<()>, Failure> {
         match word {
+            _ if is_listed(word, MOUNT_FLAGS_WITHOUT_EFFECT) => {}
+            // What the hint does not name is not taken.
+            _ if !is_listed(word, MOUNT_FLAGS) => match word.split_once('=') {
+                Some(("size", size)) => self.tmpfs.size = Some(parse_size(size)?),
+                Some(("mode", mode)) => self.tmpfs.mode = Some(parse_mode(mode)?),
+                _ => return Ok(None),
+            },
             "ro" => self.flags.read_only = true,
             "rw" => self.flags.read_only = false,
             "noexec" => self.flags.no_exec = true,
             "exec" => self.flags.no_exec = false,
-            // Always so: a user namespace can bind only whole trees, and no mount inside gives privileges. Times are the
-            // source's business, and a mount that fails is told in any case.
-            "bind" | "rbind" | "nosuid" | "nodev" | "defaults" | "atime" | "noatime" | "diratime"
-            | "nodiratime" | "relatime" | "norelatime" | "async" | "silent" | "loud" | "x-create=auto" => {}
             "squashfs" => self.squashfs = true,
             "nofail" => self.no_fail = true,
             "x-create=file" => self.create = Some(Create::File),
             "x-create=dir" => self.create = Some(Create::Directory),
-            _ => match (word.split_once('='), Propagation::parse(word)) {
-                (Some(("size", size)), _) => self.tmpfs.size = Some(parse_size(size)?),
-                (Some(("mode", mode)), _) => self.tmpfs.mode = Some(parse_mode(mode)?),
-                (_, Some(propagation)) => self.flags.propagation = Some(propagation),
-                _ => return Ok(None),
+            // As without it.
+            "x-create=auto" => {}
+            _ => match Propagation::parse(word) {
+                Some(propagation) => self.flags.propagation = Some(propagation),
+                None => return Ok(None),
             },
         }
         Ok(Some(()))
@@ -169,9 +184,8 @@ mod tests {
 
     #[test]
     fn every_word_survives_its_text() {
-        let words = "slave rslave shared rshared private rprivate unbindable runbindable ro rw noexec nofail squashfs \
-                     size=1g mode=0755 x-create=file x-create=dir x-create=auto defaults bind rbind";
-        for word in words.split_whitespace() {
+        let listed = [MOUNT_FLAGS, MOUNT_FLAGS_WITHOUT_EFFECT].into_iter().flat_map(|list| list.split(", "));
+        for word in listed.chain(["size=1g", "mode=0755"]) {
             let mut flags = FlagWords::default();
             assert_eq!(flags.add(word), Ok(Some(())), "{word}");
             let mut again = FlagWords::default();

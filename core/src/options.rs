@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 use crate::failure::{quote, quote_reference};
-use crate::mount_flags::{Create, FlagWords};
+use crate::mount_flags::{Create, FlagWords, MOUNT_FLAGS, MOUNT_FLAGS_WITHOUT_EFFECT};
 pub use crate::mount_flags::{MountFlags, Tmpfs};
 
 /// One `--mount`.
@@ -62,11 +62,10 @@ pub fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     // Somebody may try to mount what only an image can be: docker://user:password@host/image.
     let shown = quote_reference(part);
     let bad = |why: &str| {
-        Failure::new(format!("\"{shown}\": {why}")).hint(
-            "write SRC:DST:FLAGS with FLAGS like ro+noexec, several joined by commas; there are ro, rw, noexec, squashfs, nofail, \
-             slave, shared, private, unbindable (and rslave …), x-create=file|dir|auto, size=SIZE and mode=MODE (of tmpfs), and \
-             bind, rbind, nosuid, nodev, which always hold",
-        )
+        Failure::new(format!("\"{shown}\": {why}")).hint(format!(
+            "write SRC:DST:FLAGS with FLAGS like ro+noexec, several joined by commas; there are {MOUNT_FLAGS}, and of tmpfs size=SIZE and \
+             mode=MODE; these are taken and change nothing: {MOUNT_FLAGS_WITHOUT_EFFECT}"
+        ))
     };
     if part.iter().any(u8::is_ascii_control) {
         return Err(bad("control character"));
@@ -408,6 +407,16 @@ mod tests {
         let kept = parse("/a:/b:nofail+unbindable+x-create=dir").unwrap().remove(0);
         assert!(kept.no_fail && kept.create == Some(Create::Directory) && kept.flags.propagation.is_some());
         assert_eq!(parse("d.sqsh:/d:squashfs").unwrap()[0].source, MountSource::Squashfs("d.sqsh".into()));
+    }
+
+    #[test]
+    fn an_unknown_flag_is_told_all_that_there_are() {
+        let hint = parse_mount(b"/a:/b:shiny").unwrap_err().hint.unwrap();
+        let listed = [MOUNT_FLAGS, MOUNT_FLAGS_WITHOUT_EFFECT].map(|list| hint.contains(list));
+        assert!(listed == [true, true], "{hint}");
+        for word in ["exec", "noatime", "rslave", "x-create=auto"] {
+            assert!(hint.contains(&format!(" {word},")) || hint.contains(&format!(" {word} ")), "{hint}");
+        }
     }
 
     #[test]

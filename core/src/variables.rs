@@ -7,6 +7,7 @@
 use crate::failure::quote;
 use crate::failure::quote_reference;
 use crate::settings::{Key, Off, TomlForm};
+use crate::similar::similar;
 use crate::{Failure, Settings};
 
 /// The image; also what all other names begin with.
@@ -150,8 +151,13 @@ fn pyxis_bool(value: &[u8]) -> Option<bool> {
 }
 
 fn unknown(name: &[u8]) -> Failure {
-    let known: Vec<String> = Key::ALL.iter().map(|key| key.variable()[IMAGE.len()..].to_owned()).collect();
-    Failure::new(format!("{}: there is no such variable of mizzen's", quote(name)))
+    let failure = Failure::new(format!("{}: there is no such variable of mizzen's", quote(name)));
+    let settings = || Key::ALL.iter().map(|key| key.variable());
+    if let Some(meant) = similar(&quote(name), settings().chain([IMAGE_TOO.to_owned()])) {
+        return failure.hint(format!("did you mean {meant}?"));
+    }
+    let known: Vec<String> = settings().map(|variable| variable[IMAGE.len()..].to_owned()).collect();
+    failure
         .hint(format!("there are {IMAGE} and {IMAGE_TOO}, and with the same beginning {}", known.join(", ")))
 }
 
@@ -215,7 +221,15 @@ mod tests {
         ] {
             assert_eq!(variables(&[(name, value)]).settings().unwrap_err().message, message);
         }
-        let hint = variables(&[("MIZZEN_CONTAINER_MOUNT", "/a")]).settings().unwrap_err().hint.unwrap();
+        let hint_of = |name: &'static str| variables(&[(name, "a")]).settings().unwrap_err().hint.unwrap();
+        for (name, meant) in [
+            ("MIZZEN_CONTAINER_MOUNT", "MIZZEN_CONTAINER_MOUNTS"),
+            ("MIZZEN_CONTAINER_WRITEABLE", "MIZZEN_CONTAINER_WRITABLE"),
+            ("MIZZEN_CONTAINER_IMGAE", "MIZZEN_CONTAINER_IMAGE"),
+        ] {
+            assert_eq!(hint_of(name), format!("did you mean {meant}?"));
+        }
+        let hint = hint_of("MIZZEN_CONTAINER_COLOUR");
         assert!(
             hint.contains("MIZZEN_CONTAINER_IMAGE, and with the same beginning _MOUNTS, _ENV,"),
             "{hint}"

@@ -12,6 +12,7 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::host_libraries;
 use crate::report::{print, report, report_note};
+use crate::stage::cache::Cache;
 
 /// What a directory or file of mizzen.toml must be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,8 @@ enum Need {
     Directory,
     /// A directory in which this user can make files.
     Writable,
+    /// A directory of root's, in which nobody else can make anything.
+    Roots,
 }
 
 /// Checks the file; without a name, the installed one, its drop-ins and the rules beside it.
@@ -80,6 +83,11 @@ pub fn unusable_stage_directory(config: &Config) -> Option<String> {
     missing("stage_directory", &config.stage_directory, Need::Writable)
 }
 
+/// The same of the directory of the copies for all users. Until it is made, it is none.
+pub fn unusable_stage_shared(config: &Config) -> Option<String> {
+    config.stage_shared.exists().then(|| missing("stage_shared", &config.stage_shared, Need::Roots)).flatten()
+}
+
 /// Everything in the file that is a path of the machine, with its key.
 fn places(config: &Config) -> Vec<(String, PathBuf, Need)> {
     let folders =
@@ -90,7 +98,7 @@ fn places(config: &Config) -> Vec<(String, PathBuf, Need)> {
     let environments =
         environments.map(|path| ("environment_folders".to_owned(), path.clone(), Need::Directory));
     let shared = Some(&config.stage_shared).filter(|path| !path.as_os_str().is_empty());
-    let shared = shared.map(|path| ("stage_shared".to_owned(), path.clone(), Need::Directory));
+    let shared = shared.map(|path| ("stage_shared".to_owned(), path.clone(), Need::Roots));
     let stage = ("stage_directory".to_owned(), config.stage_directory.clone(), Need::Writable);
     let certificates = config.registries.iter().filter_map(|(host, registry)| {
         Some((format!("registries.\"{host}\".ca_file"), registry.ca_file.clone()?, Need::Exists))
@@ -113,6 +121,12 @@ fn missing(key: &str, path: &Path, need: Need) -> Option<String> {
         Ok(_) if need == Need::Writable => {
             let failed = access(path, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
             format!("users cannot write there: {}", cause(&failed.into()))
+        }
+        // As a start asks, which does not use the copies otherwise.
+        Ok(_) if need == Need::Roots => {
+            return Cache::open_site_read_only(path)
+                .err()
+                .map(|failure| format!("{key}: {}", failure.message));
         }
         Ok(_) => return None,
     };

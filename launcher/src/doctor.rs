@@ -18,7 +18,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::geteuid;
 use serde_json::json;
 
-use crate::check_config::unusable_stage_directory;
+use crate::check_config::{unusable_stage_directory, unusable_stage_shared};
 use crate::host::Host;
 use crate::host_libraries::{self, Switch};
 use crate::options::Unshare;
@@ -191,12 +191,17 @@ fn settings() -> Result<String, Failure> {
 
 fn copies() -> Result<String, Failure> {
     let config = Config::of_this_machine()?;
-    match unusable_stage_directory(&config) {
-        Some(why) => {
-            Err(Failure::new(why).hint("make it a directory with mode 1777, or name another in mizzen.toml"))
-        }
-        None => Ok(format!("in {}", config.stage_directory.display())),
+    if let Some(why) = unusable_stage_directory(&config) {
+        return Err(
+            Failure::new(why).hint("make it a directory with mode 1777, or name another in mizzen.toml")
+        );
     }
+    if let Some(why) = unusable_stage_shared(&config) {
+        return Err(Failure::new(why).hint(
+            "no start uses the copies in it: make it root's, with mode 0755, and all directories above it",
+        ));
+    }
+    Ok(format!("in {}", config.stage_directory.display()))
 }
 
 fn user_namespace() -> Result<String, Failure> {

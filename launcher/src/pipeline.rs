@@ -85,7 +85,7 @@ pub fn build_and_enter(options: &RunOptions, prepared: Prepared) -> Result<(Plan
     if options.settings.verbose() != Verbosity::Quiet {
         report_note(&summary(&plan));
     }
-    if let Some(note) = sandbox::dangling_argument(&options.command) {
+    if let Some(note) = sandbox::dangling_argument(&options.command, &plan.facts.workdir) {
         report_note(&note);
     }
     Ok((plan, namespaces))

@@ -162,8 +162,46 @@ fn links_that_lead_out_of_the_container_are_named() {
         1,
         &format!("mizzen: note: {note}\n"),
     );
+    // A name without a slash: the link in the directory where the program starts.
+    let plain = cluster.run(
+        "cd; srun -Q --container=/shared/a.sqsh ls data/ 2>&1; srun -Q --container=/shared/a.sqsh cat data",
+    );
+    assert_failed(&plain, 1, &format!("mizzen: note: node1: {note}\n"));
+    assert!(plain.stdout.starts_with(&format!("mizzen: note: node1: {note}\n")), "{}", plain.text());
     let workdir = cluster.run("srun -Q --container=/shared/a.sqsh --container-workdir=/home/alice/data true");
     assert_failed(&workdir, 125, &format!("mizzen: hint: {note}\n"));
+}
+
+#[test]
+fn arguments_that_are_on_the_node_alone_are_named() {
+    let cluster = start("left-on-host");
+    for machine in ["ctl", "node1"] {
+        let made = "mkdir -p /scratch/p/run1 /scratch/p/data && echo 1 | tee /scratch/p/train.py > /scratch/p/run1/here";
+        assert_out(&cluster.run_on(machine, User::Root, made), 0, "");
+    }
+    let step = "cd /scratch/p/run1; srun -Q --container=/shared/a.sqsh --container-mounts=/scratch/p/run1";
+    let by_hand = "cd /scratch/p/run1; mizzen run --mount=/scratch/p/run1 /shared/a.sqsh";
+    let note = |file: &str, option: &str, directory: &str| {
+        format!("{file} is on the node, but not in the container: mount it with {option}={directory}\n")
+    };
+    for (argument, file, directory) in [
+        ("../train.py", "/scratch/p/train.py", "/scratch/p"),
+        ("--in=../data", "/scratch/p/data", "/scratch/p/data"),
+        ("/scratch/p/train.py", "/scratch/p/train.py", "/scratch/p"),
+    ] {
+        let expected = format!("mizzen: note: node1: {}", note(file, "--container-mounts", directory));
+        let told = cluster.run(&format!("{step} -n2 echo {argument}"));
+        assert_out(&told, 0, &format!("{argument}\n{argument}\n"));
+        assert_eq!(told.stderr, expected);
+        let told = cluster.run(&format!("{by_hand} echo {argument}"));
+        assert_eq!(told.stderr, format!("mizzen: note: {}", note(file, "--mount", directory)));
+    }
+    // What is inside, what the node has not either, and what means the image's.
+    for argument in ["./here", "/scratch/p", "../none", "/nosuch/x", "/usr/share/doc", "https://a/b", "a/b"] {
+        let silent = cluster.run(&format!("{step} echo {argument}"));
+        assert_out(&silent, 0, &format!("{argument}\n"));
+        assert_eq!(silent.stderr, "", "{argument}");
+    }
 }
 
 #[test]
@@ -239,6 +277,35 @@ fn the_doctor_tries_what_users_do() {
         "{}",
         missing.text()
     );
+}
+
+#[test]
+fn a_directory_of_copies_that_others_can_write_is_named() {
+    let cluster = start("site-directory");
+    let toml = "stage_shared = \"/var/cache/copies\"\n";
+    cluster.write_everywhere("/etc/mizzen/mizzen.toml", toml).unwrap();
+    let as_root = |command: &str| cluster.run_on("node1", User::Root, command);
+    let is_good = "/etc/mizzen/mizzen.toml: good\n";
+    let not_there = "mizzen: note: stage_shared: /var/cache/copies: No such file or directory\n";
+    let checked = |user: User| cluster.run_on("node1", user, "mizzen check-config 2>&1");
+    let other_machine = "/etc/mizzen/mizzen.toml: good, but not all of it is on this machine\n";
+    assert_out(&checked(User::Root), 0, &format!("{not_there}{other_machine}"));
+    let healthy = as_root("mizzen doctor");
+    assert!(healthy.code == 0 && healthy.stdout.contains("\nok       copies "), "{}", healthy.text());
+    let made = as_root("mkdir -p /var/cache/copies && chmod 1777 /var/cache/copies");
+    assert_out(&made, 0, "");
+    let why = "stage_shared: /var/cache/copies is not root's alone (uid 0, mode 1777)";
+    let hint = "no start uses the copies in it: make it root's, with mode 0755, and all directories above it";
+    for user in [User::Root, User::Alice] {
+        assert_out(&checked(user), 0, &format!("mizzen: note: {why}\n{other_machine}"));
+        let doctor = cluster.run_on("node1", user, "mizzen doctor");
+        assert!(doctor.stdout.contains(&format!("\nmissing  copies          {why}")), "{}", doctor.text());
+        assert!(doctor.stdout.contains(hint), "{}", doctor.text());
+    }
+    assert_out(&as_root("chmod 755 /var/cache/copies"), 0, "");
+    assert_out(&checked(User::Alice), 0, is_good);
+    let healthy = as_root("mizzen doctor");
+    assert!(healthy.code == 0 && healthy.stdout.contains("\nok       copies "), "{}", healthy.text());
 }
 
 /// Half an installation: the files of two versions, and Slurm's own runtime beside it.

@@ -84,6 +84,7 @@ fn refuses_bad_requests_before_submission(release: Release) {
             "the image's name has 100000 bytes, more than the 4095 of a path",
         ),
         ("=missing.sqsh", "no such image; tried /home/alice/missing.sqsh"),
+        ("=./", "/home/alice/./: not an image (an empty directory)"),
         ("=/shared/fifo", "/shared/fifo: not an image (is a FIFO)"),
         ("=/dev/zero", "/dev/zero: not an image (is a character device)"),
         ("=/shared/page.sqsh", "/shared/page.sqsh: not an image (starts with \"<!DO\", looks like HTML)"),

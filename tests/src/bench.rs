@@ -1,7 +1,10 @@
 //! `make bench`: mizzen beside the peers that Debian ships, all in one run on one machine, as ratios.
 //!
-//! The machine is shared and noisy: the contenders take turns, medians are compared, and no number is a promise.
+//! The machine is shared and noisy: the contenders take turns, medians are compared, and no number is a promise. What was measured
+//! last is in docs/performance.md (`figures.rs`).
 
+mod document;
+mod figures;
 mod import;
 mod mpi;
 mod read_through;
@@ -20,6 +23,7 @@ use anyhow::{Context, Result, ensure};
 use crate::images::pack;
 use crate::release::{Release, make_rootfs};
 use crate::{Cluster, Spec, User, run_tool, target_dir};
+use figures::{Measure, Part, Row, Run};
 
 /// A command to be timed.
 struct Contender {
@@ -51,7 +55,30 @@ const MOUNTS: [Contender; 4] = [
     },
 ];
 
-/// Measures everything and prints it.
+/// How often and how warm numpy is imported through a mount.
+const IMPORTS: [(&str, u32, bool); 4] = [
+    ("import numpy in 1 process, cold", 1, true),
+    ("import numpy in 1 process, warm", 1, false),
+    ("import numpy in 8 processes on one mount, cold", 8, true),
+    ("import numpy in 8 processes on one mount, warm", 8, false),
+];
+
+/// All that is measured, in the order of docs/performance.md.
+fn parts() -> Vec<Part> {
+    vec![
+        slurm::part(),
+        start_part(),
+        mounts_part(),
+        mpi::part(),
+        staging::part(),
+        read_through::part(&read_through::LONG),
+        read_through::part(&read_through::SHORT),
+        import::part(),
+        wheels::part(),
+    ]
+}
+
+/// Measures everything, prints it, and puts it into docs/performance.md.
 pub fn run(rounds: u32) -> Result<()> {
     let cluster = start(rounds)?;
     by_hand(&cluster, rounds)?;
@@ -92,6 +119,11 @@ pub fn run_training(pairs: u32, only: Option<&str>) -> Result<()> {
 /// What docs/performance.md says of trainings, of the numbers that are there.
 pub fn run_training_report() -> Result<()> {
     training::run_report()
+}
+
+/// The table of docs/performance.md that all of these renew, of the figures that are there.
+pub fn run_report() -> Result<()> {
+    figures::run_report()
 }
 
 /// The same for copies of images alone.
@@ -145,43 +177,52 @@ fn by_hand(cluster: &Cluster, rounds: u32) -> Result<()> {
     let prepared = cluster.run_as_root("chmod 755 /shared/squashfs-serve");
     ensure!(prepared.code == 0, "{}", prepared.text());
     start_of_true(cluster, rounds)?;
-    for (label, processes, cold) in [
-        ("import numpy, 1 process, cold (ms)", 1, true),
-        ("import numpy, 1 process, warm (ms)", 1, false),
-        ("import numpy, 8 processes on one mount, cold (ms)", 8, true),
-        ("import numpy, 8 processes on one mount, warm (ms)", 8, false),
-    ] {
-        println!("\n{label}");
+    let mut run = Run::begin(&mounts_part())?;
+    for (label, processes, cold) in IMPORTS {
+        println!("\n{label} (ms)");
         let times = import_times(cluster, rounds.div_ceil(5), processes, cold)?;
-        table(
-            &MOUNTS,
-            &times,
-            &[("mizzen's server", "squashfuse_ll"), ("mizzen's server", "kernel squashfs")],
-        );
+        table(&MOUNTS, &times, &mount_rows(label), &mut run);
     }
-    Ok(())
+    run.save()
+}
+
+fn mounts_part() -> Part {
+    let rows = IMPORTS.iter().flat_map(|(label, ..)| mount_rows(label)).collect();
+    Part { name: "mounts", title: "reading through a mount", rows }
+}
+
+fn mount_rows(label: &str) -> Vec<Row> {
+    let row = |other, what| Row::new(format!("{label}: by {what}"), Measure::Ratio("mizzen's server", other));
+    vec![row("squashfuse_ll", "squashfuse_ll"), row("kernel squashfs", "the kernel's squashfs")]
 }
 
 /// Beside the same without a container, and with others.
 fn start_of_true(cluster: &Cluster, rounds: u32) -> Result<()> {
+    let part = start_part();
+    let mut run = Run::begin(&part)?;
     println!("start of `true`, one process (ms)");
     let times = start_times(cluster, rounds)?;
-    table(&START, &times, &[("mizzen run, directory", "bwrap, directory")]);
-    println!("\nwhat a container adds to that of `true` alone (ms)");
-    let added = |name| median(&times, name) - median(&times, START[0].name);
-    for contender in &START[1..] {
-        println!("  {:<24} {:8.1}", contender.name, added(contender.name));
-    }
-    for (one, other, goal) in [
-        ("mizzen run, squashfs", "ch-run, squashfs", "goal 0.5"),
-        ("mizzen run, zstd", "ch-run, zstd", "goal 0.5"),
-        ("mizzen run, squashfs", "mizzen run, directory", "goal 1.5"),
-        ("mizzen run, zstd", "mizzen run, directory", "goal 1.5"),
-        ("mizzen run, directory", "ch-run, directory", "no goal"),
-    ] {
-        println!("  {one} / {other}: {:.2} ({goal})", added(one) / added(other));
-    }
-    Ok(())
+    table(&START, &times, &part.rows, &mut run);
+    run.save()
+}
+
+fn start_part() -> Part {
+    let added = |from: &str, other: &str, measured, beside| {
+        Row::new(format!("from {from}, by {other}"), Measure::AddedRatio(measured, beside, START[0].name))
+    };
+    let rows = vec![
+        added("a gzip image", "ch-run", "mizzen run, squashfs", "ch-run, squashfs").goal(0.5),
+        added("a zstd image", "ch-run", "mizzen run, zstd", "ch-run, zstd").goal(0.5),
+        added("a gzip image", "a directory", "mizzen run, squashfs", "mizzen run, directory").goal(1.5),
+        added("a zstd image", "a directory", "mizzen run, zstd", "mizzen run, directory").goal(1.5),
+        added("a directory", "ch-run", "mizzen run, directory", "ch-run, directory"),
+        added("a directory", "bwrap", "mizzen run, directory", "bwrap, directory"),
+        Row::new(
+            "from a directory, by bwrap, with the time of `true`",
+            Measure::Ratio("mizzen run, directory", "bwrap, directory"),
+        ),
+    ];
+    Part { name: "start", title: "what `mizzen run IMAGE true` adds to `true`", rows }
 }
 
 type Times = BTreeMap<String, Vec<f64>>;
@@ -245,13 +286,15 @@ fn median(times: &Times, name: &str) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn table(contenders: &[Contender], times: &Times, ratios: &[(&str, &str)]) {
-    for contender in contenders {
-        println!("  {:<24} {:8.1}", contender.name, median(times, contender.name));
+/// Prints the medians, and the rows that are made of them.
+fn table(contenders: &[Contender], times: &Times, rows: &[Row], run: &mut Run) {
+    for Contender { name, .. } in contenders {
+        match median(times, name) {
+            median if median.is_nan() => println!("  {name:<24}   failed"),
+            median => println!("  {name:<24} {median:8.1}"),
+        }
     }
-    for (one, other) in ratios {
-        println!("  {one} / {other}: {:.2}", median(times, one) / median(times, other));
-    }
+    rows.iter().for_each(|row| run.record(row, times));
 }
 
 /// The program that serves a squashfs in the foreground, built for speed.

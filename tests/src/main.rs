@@ -30,6 +30,7 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster kernels [DEBIAN]         containers on Debian's kernels, in virtual machines
        vcluster bench training PAIRS [MPI|torch|TensorFlow]  trainings on nodes and in containers, into docs/performance.md
        vcluster bench training-report    the same, of the numbers that are there
+       vcluster bench report             what the others of `vcluster bench` measured, into docs/performance.md
        vcluster shell [RELEASE] [NODES]  a shell as user alice on a cluster (22.05, 2 nodes)
 ";
 
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
             .parse()
             .map_err(Into::into)
             .and_then(|pairs| bench::run_training(pairs, only.first().copied())),
+        ["bench", "report"] => bench::run_report(),
         ["bench", "training-report"] => bench::run_training_report(),
         ["shell", rest @ ..] => shell(rest),
         ["role-supervise"] => supervise::run(),

@@ -2,6 +2,7 @@
 //! `mizzen plan` prints it; `sandbox` carries it out. Runs as the user on the host.
 
 mod environment;
+mod host_arguments;
 mod identity;
 mod links;
 mod mount_changes;
@@ -173,6 +174,7 @@ impl Plan {
         notes.append(&mut mpi.notes);
         let others = mounts::Others { mpi: &mpi.directories, host_libraries: &host_libraries, asked };
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
+        let is_named = named.is_some();
         let root = root::decide(&options.settings.writable(), host, named)?;
         let (mounts, files) = mount_changes::split_files(mounts, &root);
         let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
@@ -181,6 +183,9 @@ impl Plan {
         let commands = options.step.as_ref().and_then(|step| step.commands.clone()).filter(|_| mounted);
         let skeletons = mount_points::skeletons(&mounts, commands.is_some(), links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
+        // What a named container has of its own is not known here.
+        let left = || host_arguments::left_on_host(options, tree, host, &mounts, &workdir.value);
+        notes.extend((!is_named).then(left).flatten());
         let uts = options.unshare.uts || options.settings.hostname.is_some();
         let unshare = Unshare { uts, ..options.unshare };
         let facts = Facts {

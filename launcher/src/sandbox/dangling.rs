@@ -5,33 +5,43 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::quote;
 
 /// Programs with more arguments get them from a script, not from a person.
-const LOOKED_AT: usize = 64;
+pub const ARGUMENTS_LOOKED_AT: usize = 64;
 
-/// What to tell about the first argument of a command whose path ends at such a link. Of the program itself that is told when it
-/// cannot be executed.
-pub fn dangling_argument(command: &[OsString]) -> Option<String> {
-    command.iter().skip(1).take(LOOKED_AT).find_map(|argument| {
+/// What to tell about the first argument of a command whose path ends at such a link; relative ones belong to the directory where the
+/// program starts. Of the program itself that is told when it cannot be executed.
+pub fn dangling_argument(command: &[OsString], workdir: &Path) -> Option<String> {
+    command.iter().skip(1).take(ARGUMENTS_LOOKED_AT).find_map(|argument| {
+        let whole = argument.as_bytes();
         // `--config=/path`
-        let behind = argument.as_bytes().iter().position(|byte| *byte == b'=').map_or(0, |equals| equals + 1);
-        let texts = [argument.as_bytes(), argument.as_bytes().get(behind..).unwrap_or_default()];
-        let named = texts.into_iter().filter(|text| text.contains(&b'/')).map(OsStr::from_bytes);
-        named.map(Path::new).find_map(dangling_link)
+        let behind = whole.splitn(2, |byte| *byte == b'=').nth(1);
+        let named = [Some(whole), behind].into_iter().flatten().filter(|text| may_be_path(text));
+        // Without a dot in the middle.
+        let mut paths =
+            named.map(|text| workdir.join(OsStr::from_bytes(text)).components().collect::<PathBuf>());
+        paths.find_map(|path| dangling_link(&path))
     })
+}
+
+/// A file system may need a while to say that there is no such name: options and numbers are not asked for.
+fn may_be_path(text: &[u8]) -> bool {
+    let is_letter = |byte: &u8| byte.is_ascii_alphabetic() || !byte.is_ascii();
+    text.contains(&b'/') || text.first().is_some_and(|first| *first != b'-') && text.iter().any(is_letter)
 }
 
 /// What to tell about a path that ends at such a link.
 pub fn dangling_link(path: &Path) -> Option<String> {
-    match path.metadata() {
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        _ => return None,
+    let is_missing = |path: &Path| path.metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    if !is_missing(path) {
+        return None;
     }
+    // Behind a link to what is there something else is missing.
     let last_there = path.ancestors().find(|part| part.symlink_metadata().is_ok())?;
-    let target = fs::read_link(last_there).ok()?;
+    let target = fs::read_link(last_there).ok().filter(|_| is_missing(last_there))?;
     let [link, target] = [last_there, &target].map(|path| quote(path.as_os_str().as_bytes()));
     Some(format!("{link} is a symbolic link to {target}, which is not in the container"))
 }
@@ -46,16 +56,18 @@ mod tests {
         let scratch = Scratch::new();
         scratch.file("here", "");
         scratch.link("data", "/lustre/nowhere");
+        scratch.link("good", ".");
         let path = scratch.path().display();
-        let told = |argument: String| dangling_argument(&["-c".into(), argument.into()]);
+        let told = |argument: String| dangling_argument(&["-c".into(), argument.into()], scratch.path());
         let expected =
             format!("{path}/data is a symbolic link to /lustre/nowhere, which is not in the container");
-        for argument in [format!("{path}/data"), format!("{path}/data/a/b"), format!("--in={path}/data/x")] {
+        let relative = ["data", "data/x", "./data", "--in=data"].map(str::to_owned);
+        let absolute = [format!("{path}/data"), format!("{path}/data/a/b"), format!("--in={path}/data/x")];
+        for argument in absolute.into_iter().chain(relative) {
             assert_eq!(told(argument).as_deref(), Some(expected.as_str()));
         }
-        for argument in
-            [format!("{path}/here"), format!("{path}/missing"), "data".to_owned(), "a/b".to_owned()]
-        {
+        let silent = ["a/b", "here", "good", "good/missing", "missing", "", "--in=", "-c"].map(str::to_owned);
+        for argument in [format!("{path}/here"), format!("{path}/missing")].into_iter().chain(silent) {
             assert_eq!(told(argument), None);
         }
     }

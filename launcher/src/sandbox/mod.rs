@@ -37,7 +37,7 @@ use crate::report::report_note;
 use crate::slurm::Helper;
 use crate::sys;
 
-pub use dangling::dangling_argument;
+pub use dangling::{ARGUMENTS_LOOKED_AT, dangling_argument};
 pub use exec::exec_program;
 pub use namespaces::{
     Namespaces, count_others, enter_user as enter_user_namespace,

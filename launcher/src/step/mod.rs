@@ -210,7 +210,7 @@ fn enter(
             let (namespaces, mut plan) =
                 build(handover, channel, &options, (helper, claim), *user_namespace, accounts, &mut notes)?;
             entrypoint::run_once(&options, &mut plan.facts, environment, |text| notes.tell(text.to_owned()))?;
-            if let Some(text) = sandbox::dangling_argument(&options.command) {
+            if let Some(text) = sandbox::dangling_argument(&options.command, &plan.facts.workdir) {
                 notes.tell(text);
             }
             let started = format!("{}: {}", log_name(&options.image, &plan.facts), trace::phases());

@@ -5,8 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
+use super::figures::{Measure, Part, Row, Run};
+use super::{Times, median};
 use crate::registry::{Layout, LocalRegistry};
 use crate::release::{Release, make_rootfs};
 use crate::{run_tool, target_dir};
@@ -18,16 +20,33 @@ const MEASURED: &str = "import os, resource, subprocess, sys, time\n\
     used = resource.getrusage(resource.RUSAGE_CHILDREN)\n\
     print(time.time() - begin, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)\n";
 
-/// What one command took.
-#[derive(Clone, Copy)]
-struct Cost {
-    wall: f64,
-    cpu: f64,
-    memory: f64,
+/// What the two commands take: wall time, time of all CPUs, memory.
+const OURS: [&str; 3] = ["mizzen import, s", "mizzen import, CPU s", "mizzen import, MiB"];
+const THEIRS: [&str; 3] = ["others, s", "others, CPU s", "others, MiB"];
+/// What a gigabyte of an image takes whose base is cached.
+const DERIVED: &str = "derived, s per GB";
+
+/// What is measured.
+pub fn part() -> Part {
+    let row = |what: &str, number: usize| {
+        let name = format!("6 layers from a registry, by skopeo, umoci and mksquashfs: {what}");
+        Row::new(name, Measure::Ratio(OURS[number], THEIRS[number]))
+    };
+    let rows = vec![
+        row("wall time", 0).unit("s").goal(0.25),
+        row("CPU time", 1).unit("s").goal(0.25),
+        row("memory of the largest process", 2).unit("MiB"),
+        Row::new("one more layer on a base that is cached, per GB of the image", Measure::Amount(DERIVED))
+            .unit("s")
+            .goal(1.0),
+    ];
+    Part { name: "import", title: "imports", rows }
 }
 
 /// Measures all, in turns.
 pub fn run(rounds: u32) -> Result<()> {
+    let part = part();
+    let mut run = Run::begin(&part)?;
     let directory = target_dir().join("bench-import");
     fs::create_dir_all(&directory)?;
     let directory = directory.canonicalize()?;
@@ -49,22 +68,24 @@ pub fn run(rounds: u32) -> Result<()> {
          mksquashfs bundle/rootfs out.sqsh -comp zstd -Xcompression-level 3 -quiet -no-progress",
         from("bench:six"),
     );
-    let (mut mine, mut others, mut derived) = (Vec::new(), Vec::new(), Vec::new());
+    let mut times = Times::new();
+    let mut push = |name: &str, number| times.entry(name.to_owned()).or_default().push(number);
     for _ in 0..rounds {
-        mine.push(measured(&directory, &ours)?);
-        others.push(measured(&directory, &theirs)?);
+        for (names, script) in [(OURS, &ours), (THEIRS, &theirs)] {
+            let numbers = measured(&directory, script)?;
+            names.into_iter().zip(numbers).for_each(|(name, number)| push(name, number));
+        }
         measured(&directory, &cached)?;
-        derived.push(fs::read_to_string(directory.join("derived"))?.trim().parse::<f64>()? / 1e6);
+        let microseconds: f64 = fs::read_to_string(directory.join("derived"))?.trim().parse()?;
+        push(DERIVED, microseconds / 1e6 / size);
     }
     fs::remove_dir_all(&directory)?;
-    let (mine, others) = (medians(&mine), medians(&others));
-    for (name, cost) in [("mizzen import", mine), ("skopeo, umoci, mksquashfs", others)] {
-        println!("  {name:<28} {:8.1} {:8.1} {:8.0}", cost.wall, cost.cpu, cost.memory);
+    for (name, numbers) in [("mizzen import", OURS), ("skopeo, umoci, mksquashfs", THEIRS)] {
+        let [wall, cpu, memory] = numbers.map(|name| median(&times, name));
+        println!("  {name:<28} {wall:8.1} {cpu:8.1} {memory:8.0}");
     }
-    println!("  wall {:.2}, CPU {:.2}", mine.wall / others.wall, mine.cpu / others.cpu);
-    derived.sort_by(f64::total_cmp);
-    println!("  one more layer on a base that is cached, s per GB: {:.2}", derived[derived.len() / 2] / size);
-    Ok(())
+    part.rows.iter().for_each(|row| run.record(row, &times));
+    run.save()
 }
 
 /// Fills the registry; returns how many gigabytes the files of the image have.
@@ -96,7 +117,7 @@ fn fill(registry: &LocalRegistry) -> Result<f64> {
     trees.iter().map(|(tree, _)| bytes(tree)).sum::<Result<f64>>().map(|bytes| bytes / 1e9)
 }
 
-fn measured(directory: &Path, script: &str) -> Result<Cost> {
+fn measured(directory: &Path, script: &str) -> Result<[f64; 3]> {
     let programs = target_dir().join("stage/usr/bin").canonicalize()?;
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display());
     let mut command = Command::new("python3");
@@ -104,15 +125,6 @@ fn measured(directory: &Path, script: &str) -> Result<Cost> {
     command.env("PATH", path).env("XDG_CACHE_HOME", directory.join("cache")).env("HOME", directory);
     let text = run_tool(&mut command)?;
     let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [wall, cpu, memory] = numbers[..] else { anyhow::bail!("unexpected output: {text}") };
-    Ok(Cost { wall, cpu, memory })
-}
-
-fn medians(costs: &[Cost]) -> Cost {
-    let middle = |of: fn(&Cost) -> f64| {
-        let mut sorted: Vec<f64> = costs.iter().map(of).collect();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
-    };
-    Cost { wall: middle(|c| c.wall), cpu: middle(|c| c.cpu), memory: middle(|c| c.memory) }
+    let [wall, cpu, memory] = numbers[..] else { bail!("unexpected output: {text}") };
+    Ok([wall, cpu, memory])
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 
+use super::figures::{Measure, Part, Row, Run};
 use super::{Contender, measure, table};
 use crate::images::{mpi, mpi_rootfs};
 use crate::{Cluster, Release, Spec, User, target_dir};
@@ -35,6 +36,19 @@ for size, rounds, what in (8, 5000, '8 bytes'), (4 << 20, 100, '4 MiB'):
         print(f'{name}, {what}={took / rounds * 1e9:.0f}')
 "#;
 
+const TABLES: [(&[Contender; 2], &str); 2] = [(&LATENCY, "8 bytes"), (&BANDWIDTH, "4 MiB")];
+
+/// What is measured.
+pub fn part() -> Part {
+    let rows = TABLES.into_iter().map(|(contenders, what)| row(contenders, what));
+    Part { name: "mpi", title: "messages between two ranks on one node", rows: rows.collect() }
+}
+
+fn row(contenders: &[Contender; 2], what: &str) -> Row {
+    let measure = Measure::Ratio(contenders[1].name, contenders[0].name);
+    Row::new(format!("{what} there and back, by the same on the node"), measure).unit("us").goal(1.02)
+}
+
 /// Measures and prints.
 pub fn run(rounds: u32) -> Result<()> {
     let cluster = Cluster::start(Spec {
@@ -47,6 +61,7 @@ pub fn run(rounds: u32) -> Result<()> {
     ensure!(prepared.code == 0, "{}", prepared.text());
     cluster.share("py.sqsh", &mpi()?)?;
     cluster.share("ping.py", PING_PONG.as_bytes())?;
+    let mut run = Run::begin(&part())?;
     let mut script = format!("for round in $(seq {rounds}); do\n");
     let step = "srun --quiet -n2 --overcommit --mpi=pmix";
     for (name, options) in
@@ -56,9 +71,9 @@ pub fn run(rounds: u32) -> Result<()> {
     }
     script.push_str("done\n");
     let times = measure(&cluster, User::Alice, &script)?;
-    for (contenders, what) in [(&LATENCY, "latency"), (&BANDWIDTH, "bandwidth")] {
+    for (contenders, what) in TABLES {
         println!("\nmpi4py, 2 ranks on one node, there and back: {what} (us)");
-        table(contenders, &times, &[(contenders[1].name, contenders[0].name)]);
+        table(contenders, &times, &[row(contenders, what)], &mut run);
     }
-    Ok(())
+    run.save()
 }

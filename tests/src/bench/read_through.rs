@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use super::figures::{Measure, Part, Row, Run};
 use super::{Contender, Times, measure, table, timed};
 use crate::release::{Release, make_rootfs};
 use crate::{Cluster, SharedFs, Spec, User, run_tool, target_dir};
@@ -19,6 +20,12 @@ const RATE: &str = "200M";
 
 /// How much is measured.
 pub struct Form {
+    /// As docs/performance/bench.csv has it.
+    pub part: &'static str,
+    /// As docs/performance.md has it.
+    pub title: &'static str,
+    /// Whether the goals are set for it.
+    pub has_goals: bool,
     /// The data in the image beside Debian with numpy, in files of a sixteenth of it.
     pub data: u64,
     pub rounds: u32,
@@ -26,10 +33,24 @@ pub struct Form {
     pub starts_alone: bool,
 }
 
-/// What the goals are set for.
-pub const LONG: Form = Form { data: 4 << 30, rounds: 5, starts_alone: false };
+/// By itself.
+pub const LONG: Form = Form {
+    part: "read-through",
+    title: "an image of 4 GiB on a file system that reads 200 MB/s",
+    has_goals: true,
+    data: 4 << 30,
+    rounds: 5,
+    starts_alone: false,
+};
 /// A part of `make bench`.
-pub const SHORT: Form = Form { data: 512 << 20, rounds: 3, starts_alone: false };
+pub const SHORT: Form = Form {
+    part: "read-through-short",
+    title: "an image of 512 MiB on a file system that reads 200 MB/s",
+    has_goals: false,
+    data: 512 << 20,
+    rounds: 3,
+    starts_alone: false,
+};
 
 const IN_PLACE: &str = "in place";
 const MEANWHILE: &str = "copied meanwhile";
@@ -69,26 +90,39 @@ const SECOND: [Contender; 2] = [
     Contender { name: AGAIN, command: "mizzen run --stage=auto /slow/large.sqsh python3 -c 'import numpy'" },
 ];
 
+/// What is measured.
+pub fn part(form: &Form) -> Part {
+    let row = |name, one, other, goal| {
+        let row = Row::new(name, Measure::Ratio(one, other));
+        if form.has_goals { row.goal(goal) } else { row }
+    };
+    let rows = vec![
+        row("first start of `true`, by a start in place", MEANWHILE, IN_PLACE, 1.3),
+        row("first start, import numpy, by a start in place", MEANWHILE, IN_PLACE, 1.3),
+        row("first start of a job that reads everything, by a copy first", MEANWHILE, FIRST, 1.1),
+        row("second start, import numpy, by a local image", AGAIN, LOCAL, 1.05),
+    ];
+    Part { name: form.part, title: form.title, rows }
+}
+
 /// Measures all of it, or first starts alone.
 pub fn run(form: &Form) -> Result<()> {
-    let Form { data, rounds, starts_alone } = *form;
+    let Form { data, rounds, starts_alone, .. } = *form;
+    let part = part(form);
     let cluster = start(data)?;
+    let mut run = Run::begin(&part)?;
     println!(
         "\nan image of {} MB on a file system that reads {RATE}B/s; {rounds} rounds; medians",
         data >> 20
     );
-    for (what, contenders, rounds, goal) in [
-        ("first start of `true` (ms)", &TRUE, rounds, (MEANWHILE, IN_PLACE)),
-        ("first start, import numpy (ms)", &NUMPY, rounds, (MEANWHILE, IN_PLACE)),
-        (
-            "first start of a job that reads everything (ms)",
-            &EVERYTHING,
-            rounds.div_ceil(4),
-            (MEANWHILE, FIRST),
-        ),
+    let mut rows = part.rows.chunks(1);
+    for (what, contenders, rounds) in [
+        ("first start of `true` (ms)", &TRUE, rounds),
+        ("first start, import numpy (ms)", &NUMPY, rounds),
+        ("first start of a job that reads everything (ms)", &EVERYTHING, rounds.div_ceil(4)),
     ] {
         if starts_alone && what.contains("everything") {
-            return Ok(());
+            return run.save();
         }
         println!("\n{what}");
         let mut script = String::new();
@@ -96,7 +130,7 @@ pub fn run(form: &Form) -> Result<()> {
             script.push_str(&renew("rm -rf /var/tmp/mizzen-2001"));
             script.push_str(&timed(contender.name, &as_alice(contender.command)));
         }
-        table(contenders, &measured(&cluster, &script)?, &[goal]);
+        table(contenders, &measured(&cluster, &script)?, rows.next().unwrap_or_default(), &mut run);
     }
     println!("\nsecond start, import numpy (ms)");
     // The copy itself, as a file of the node.
@@ -106,8 +140,8 @@ pub fn run(form: &Form) -> Result<()> {
     for contender in (0..rounds).flat_map(|round| turns(&SECOND, round)) {
         script.push_str(&timed(contender.name, &as_alice(contender.command)));
     }
-    table(&SECOND, &measured(&cluster, &script)?, &[(AGAIN, LOCAL)]);
-    Ok(())
+    table(&SECOND, &measured(&cluster, &script)?, rows.next().unwrap_or_default(), &mut run);
+    run.save()
 }
 
 /// Each is the first one in every other round.

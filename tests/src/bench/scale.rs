@@ -5,8 +5,9 @@ use std::fmt::Write;
 use std::fs;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
+use super::document::replace_section;
 use crate::copies::{LARGE, large_image};
 use crate::{Cluster, SharedFs, Spec, User, repository};
 
@@ -268,7 +269,7 @@ const END: &str = "<!-- end -->";
 pub fn run(checked: bool) -> Result<()> {
     let path = repository().join("docs/scale.md");
     let mut text = fs::read_to_string(&path)?;
-    text = replaced(&text, BEGIN, &tables())?;
+    text = replace_section(&text, BEGIN, END, &format!("\n{}\n", tables()))?;
     if checked {
         let mut table = "\n| nodes | way | model, s | measured, s |\n|---|---|---|---|\n".to_owned();
         for nodes in [4, 8, 16, 32] {
@@ -276,18 +277,11 @@ pub fn run(checked: bool) -> Result<()> {
             print!("{rows}");
             table.push_str(&rows);
         }
-        text = replaced(&text, CHECK, &table)?;
+        text = replace_section(&text, CHECK, END, &format!("\n{table}\n"))?;
     }
     fs::write(path, text)?;
     fs::write(repository().join("docs/performance/scale.svg"), picture())?;
     Ok(())
-}
-
-/// The text with something else between two marks.
-fn replaced(text: &str, begin: &str, new: &str) -> Result<String> {
-    let (before, rest) = text.split_once(begin).context("docs/scale.md has no such mark")?;
-    let (_, after) = rest.split_once(END).context("docs/scale.md has no end of a part")?;
-    Ok(format!("{before}{begin}\n{new}\n{END}{after}"))
 }
 
 #[cfg(test)]

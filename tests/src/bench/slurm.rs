@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Contender, Times, measure, median};
+use super::figures::Measure::{AddedRatio, Difference, Ratio};
+use super::figures::{Part, Row, Run};
+use super::{Contender, measure, table};
 use crate::spec::PLUGIN;
 use crate::{Cluster, User};
 
@@ -16,18 +18,8 @@ struct Table {
     contenders: &'static [Contender],
     /// What root does before each command, untimed.
     before: fn(&Contender) -> String,
-    comparisons: &'static [Comparison],
+    rows: fn() -> Vec<Row>,
 }
-
-enum Comparison {
-    /// One time as a multiple of another.
-    Ratio(&'static str, &'static str),
-    /// What one adds to a third, as a multiple of what the other adds to it.
-    AddedRatio(&'static str, &'static str, &'static str),
-    /// One time less another, in ms.
-    Difference(&'static str, &'static str),
-}
-use Comparison::{AddedRatio, Difference, Ratio};
 
 const BARE: &str = "bare srun";
 const BWRAP: &str = "bwrap, directory";
@@ -73,14 +65,26 @@ const TABLES: [Table; 4] = [
         rounds: |all| 2 * all,
         contenders: contenders!(1, "/bin/true", "/bin/true"),
         before: |_| String::new(),
-        comparisons: &[AddedRatio(CONTAINER, CH_RUN, BARE), AddedRatio(DIRECTORY, BWRAP, BARE)],
+        rows: || {
+            vec![
+                Row::new("one task, added to bare srun, by ch-run", AddedRatio(CONTAINER, CH_RUN, BARE))
+                    .goal(0.3),
+                Row::new("the same from a directory, by bwrap", AddedRatio(DIRECTORY, BWRAP, BARE)),
+            ]
+        },
     },
     Table {
         title: "srun, 64 tasks on one node, `true` (ms)",
         rounds: |all| all.div_ceil(3),
         contenders: contenders!(64, "/bin/true", "/bin/true"),
         before: |_| String::new(),
-        comparisons: &[Ratio(CONTAINER, BARE), Ratio(DIRECTORY, BARE)],
+        rows: || {
+            vec![
+                Row::new("64 tasks on one node, by bare srun", Ratio(CONTAINER, BARE)).goal(1.1),
+                Row::new("64 tasks from a directory, by bare srun", Ratio(DIRECTORY, BARE)).goal(1.1),
+                Row::new("64 tasks with ch-run, by bare srun", Ratio(CH_RUN, BARE)),
+            ]
+        },
     },
     Table {
         // Every step makes its own mount, so nothing that an earlier one has read is there; files are in memory.
@@ -88,7 +92,12 @@ const TABLES: [Table; 4] = [
         rounds: |all| all.div_ceil(5),
         contenders: contenders!(8, "/bin/true", "python3 -c 'import numpy'"),
         before: |_| String::new(),
-        comparisons: &[Ratio(CONTAINER, BWRAP), Ratio(CONTAINER, CH_RUN)],
+        rows: || {
+            vec![
+                Row::new("8 ranks import numpy, by bwrap on a directory", Ratio(CONTAINER, BWRAP)).goal(1.15),
+                Row::new("8 ranks import numpy, by ch-run", Ratio(CONTAINER, CH_RUN)),
+            ]
+        },
     },
     Table {
         title: "srun without --container, one task, `true` (ms)",
@@ -102,9 +111,20 @@ const TABLES: [Table; 4] = [
             // One directory on all machines, read anew by every srun and slurmstepd.
             format!("echo '{line}' > /etc/slurm/plugstack.conf")
         },
-        comparisons: &[Difference(LOADED, NOT_LOADED)],
+        rows: || {
+            vec![
+                Row::new("without a container, added by the plugin", Difference(LOADED, NOT_LOADED))
+                    .goal(1.0),
+            ]
+        },
     },
 ];
+
+/// What is measured.
+pub fn part() -> Part {
+    let rows = TABLES.iter().flat_map(|table| (table.rows)()).collect();
+    Part { name: "slurm", title: "steps of Slurm", rows }
+}
 
 /// Measures and prints all tables. A contender that does not run has no time: the others are measured, and the end
 /// is an error that names the command and what it said.
@@ -113,14 +133,14 @@ pub fn run(cluster: &Cluster, rounds: u32) -> Result<()> {
     let allocated = cluster.run("salloc --quiet --no-shell -N1 -n64 && squeue --noheader --format=%i");
     ensure!(allocated.code == 0, "salloc: {}", allocated.text());
     let job: u32 = allocated.stdout.trim().parse().context("squeue")?;
+    let mut run = Run::begin(&part())?;
     let mut failures = String::new();
-    for (index, table) in TABLES.iter().enumerate() {
-        println!("\n{}", table.title);
-        let mut script = format!("for round in $(seq {}); do\n", (table.rounds)(rounds));
-        let mut failed = Vec::new();
-        for (number, contender) in table.contenders.iter().enumerate() {
+    for (index, compared) in TABLES.iter().enumerate() {
+        println!("\n{}", compared.title);
+        let mut script = format!("for round in $(seq {}); do\n", (compared.rounds)(rounds));
+        for (number, contender) in compared.contenders.iter().enumerate() {
             let file = cluster.share(&format!("step-{index}-{number}"), step(job, contender).as_bytes())?;
-            let before = (table.before)(contender);
+            let before = (compared.before)(contender);
             // What the step before has left to Slurm and to the kernel is not for this one to pay.
             let turn = format!("{before}\nsleep 0.1\nrunuser -u alice -- bash {file} || exit 1\n");
             let first = cluster.run_as_root(&turn);
@@ -128,12 +148,13 @@ pub fn run(cluster: &Cluster, rounds: u32) -> Result<()> {
                 script.push_str(&turn);
             } else {
                 writeln!(failures, "{}: {}", contender.command, first.text())?;
-                failed.push(contender.name);
             }
         }
         script.push_str("done\n");
-        print(table, &measure(cluster, User::Root, &script)?, &failed);
+        let times = measure(cluster, User::Root, &script)?;
+        table(compared.contenders, &times, &(compared.rows)(), &mut run);
     }
+    run.save()?;
     if !failures.is_empty() {
         bail!("these commands did not run:\n{failures}");
     }
@@ -147,31 +168,4 @@ fn step(job: u32, contender: &Contender) -> String {
         "cd; export SLURM_JOB_ID={job} USER=alice\ns=$EPOCHREALTIME; {command} || exit 1; e=$EPOCHREALTIME\n\
          echo \"{name}=$((${{e/./}}-${{s/./}}))\"\n"
     )
-}
-
-fn print(table: &Table, times: &Times, failed: &[&str]) {
-    for Contender { name, .. } in table.contenders {
-        if failed.contains(name) {
-            println!("  {name:<24}   failed");
-        } else {
-            println!("  {name:<24} {:8.1}", median(times, name));
-        }
-    }
-    for comparison in table.comparisons {
-        let (what, value) = match comparison {
-            Ratio(one, other) => (format!("{one} / {other}"), median(times, one) / median(times, other)),
-            AddedRatio(one, other, base) => {
-                let added = |name| median(times, name) - median(times, base);
-                (format!("added by {one} / by {other}"), added(one) / added(other))
-            }
-            Difference(one, other) => {
-                (format!("{one} - {other} (ms)"), median(times, one) - median(times, other))
-            }
-        };
-        if value.is_nan() {
-            println!("  {what}: not measured");
-        } else {
-            println!("  {what}: {value:.2}");
-        }
-    }
 }

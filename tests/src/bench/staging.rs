@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use super::figures::{Measure, Part, Row, Run};
 use super::{Contender, measure, table, timed, times};
 use crate::{Cluster, User, target_dir};
 
@@ -25,9 +26,23 @@ const STARTS: [Contender; 2] = [
     Contender { name: STAGED, command: "mizzen run --stage=always /shared/np.sqsh /bin/true" },
 ];
 
+/// What is measured.
+pub fn part() -> Part {
+    Part { name: "staging", title: "copies on the node", rows: vec![copy_row(), start_row()] }
+}
+
+fn copy_row() -> Row {
+    Row::new("copy with sha256 from a disk, by `cp` and fsync", Measure::Ratio(STAGE, CP)).goal(1.1)
+}
+
+fn start_row() -> Row {
+    Row::new("second start, from the copy, by a start in place", Measure::Ratio(STAGED, IN_PLACE))
+}
+
 /// Measures both.
 pub fn run(cluster: &Cluster, rounds: u32) -> Result<()> {
-    copies(cluster, rounds)?;
+    let mut run = Run::begin(&part())?;
+    copies(cluster, rounds, &mut run)?;
     let mut script = "mizzen run --stage=always /shared/np.sqsh /bin/true 2> /dev/null\n".to_owned();
     script.push_str(&format!("for round in $(seq {}); do\n", rounds * 4));
     for contender in &STARTS {
@@ -35,13 +50,13 @@ pub fn run(cluster: &Cluster, rounds: u32) -> Result<()> {
     }
     script.push_str("done\n");
     println!("\nsecond start of an image on the node, and a start in place (ms)");
-    table(&STARTS, &measure(cluster, User::Alice, &script)?, &[(STAGED, IN_PLACE)]);
-    Ok(())
+    table(&STARTS, &measure(cluster, User::Alice, &script)?, &[start_row()], &mut run);
+    run.save()
 }
 
 /// Both contenders read from and write to a disk, and nothing of the file is in memory when they begin. On this machine,
 /// because those of a cluster have their files in memory; a directory below target/ takes the place of /var/tmp.
-fn copies(cluster: &Cluster, rounds: u32) -> Result<()> {
+fn copies(cluster: &Cluster, rounds: u32, run: &mut Run) -> Result<()> {
     let disk = target_dir().join("bench-disk");
     fs::create_dir_all(&disk)?;
     let image = cluster.command("ctl", User::Root, &["cat", "/shared/np.sqsh"]).output()?.stdout;
@@ -65,6 +80,6 @@ fn copies(cluster: &Cluster, rounds: u32) -> Result<()> {
     command.args(["--mount", "bash", "-c", &script]).env("PATH", path);
     let times = times(&mut command);
     fs::remove_dir_all(&disk)?;
-    table(&COPIES, &times?, &[(STAGE, CP)]);
+    table(&COPIES, &times?, &[copy_row()], run);
     Ok(())
 }

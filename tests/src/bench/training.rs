@@ -10,24 +10,20 @@ mod samples;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::document::{documents, load_of_others, machine, today};
 use super::mpi::PING_PONG;
 use crate::examples::Example;
 use crate::release::Release;
-use crate::{Cluster, Spec, User, run_tool, target_dir};
+use crate::{Cluster, Spec, User, target_dir};
 use samples::{Quantity, Sample, Samples};
 
 /// Nodes and ranks of the steps that are timed.
 const SHAPES: [(u32, u32); 5] = [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4)];
 /// Nodes and ranks of the steps that send messages.
 const PING_PONG_SHAPES: [(u32, u32); 2] = [(1, 2), (2, 2)];
-
-/// How often it is looked whether others use the machine, after each shape.
-const LOOKS: u32 = 20;
 
 /// A program that is run on the node and in the container.
 struct Subject {
@@ -110,28 +106,15 @@ fn render(documents: &Path) -> Result<()> {
     Ok(())
 }
 
-fn documents() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
-}
-
 fn raw_numbers(documents: &Path) -> PathBuf {
     documents.join("performance/training.csv")
 }
 
 /// When, on what, and how this was measured.
 fn facts(pairs: u32) -> Result<Vec<String>> {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo")?;
-    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let release: Vec<&str> = kernel.trim().split('.').take(2).collect();
     Ok(vec![
-        format!("date: {}", run_tool(Command::new("date").arg("+%F"))?.trim()),
-        format!(
-            "machine: {} cores, {}, Linux {}",
-            std::thread::available_parallelism()?,
-            model.map_or("unknown processor", |(_, name)| name),
-            release.join(".")
-        ),
+        format!("date: {}", today()?),
+        format!("machine: {}", machine()?),
         format!("command: vcluster bench training {pairs}"),
     ])
 }
@@ -208,20 +191,6 @@ impl Subject {
         ensure!(output.status.success(), "{script}\n{said}{complaint}");
         self.program.read(&said).with_context(|| format!("unexpected output: {said}"))
     }
-}
-
-/// Processes that run or wait for a core while nothing is measured: those of others on this machine.
-fn load_of_others() -> Result<f64> {
-    // What the last step has left is gone then.
-    std::thread::sleep(Duration::from_secs(2));
-    let mut waiting = 0;
-    for _ in 0..LOOKS {
-        let load = fs::read_to_string("/proc/loadavg")?;
-        let running = load.split([' ', '/']).nth(3).context("/proc/loadavg")?;
-        waiting += running.parse::<u32>()?.saturating_sub(1); // this one
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(f64::from(waiting) / f64::from(LOOKS))
 }
 
 /// One allocation for all: what is measured is the step, not the queue.

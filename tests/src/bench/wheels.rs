@@ -3,7 +3,8 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Contender, Times, measure, median, table, timed};
+use super::figures::{Measure, Part, Row, Run};
+use super::{Contender, Times, measure, table, timed};
 use crate::examples::Example;
 use crate::images::pack;
 use crate::release::{Release, make_rootfs};
@@ -29,7 +30,8 @@ const MEMORY: &str = "mizzen cache remove --all > /dev/null; rm -f /tmp/go /tmp/
      until [ -e /tmp/imported ]; do sleep 0.1; done\n\
      awk '/^Rss(Anon|Shmem):/ { sum += $2 } END { print sum }' /proc/$(pgrep -x mizzen-fuse)/status; touch /tmp/go; wait";
 /// What it should be at most, in MiB.
-const MEMORY_GOAL: u32 = 64;
+const MEMORY_GOAL: f64 = 64.0;
+const MEMORY_OF_SERVER: &str = "memory of the file server";
 
 /// Each with what is done before, and not timed. PROGRAM is the import.
 const CONTENDERS: [(Contender, &str); 8] = [
@@ -64,6 +66,36 @@ const CONTENDERS: [(Contender, &str); 8] = [
     ),
 ];
 
+const MODULES: [(Example, &str); 2] = [(Example::TENSORFLOW, "tensorflow"), (Example::PYTORCH, "torch")];
+const PROCESSES: [u32; 2] = [1, 8];
+
+/// What is measured.
+pub fn part() -> Part {
+    let rows = MODULES.iter().flat_map(|(_, module)| {
+        let times = PROCESSES.into_iter().flat_map(|processes| time_rows(module, processes));
+        times.chain([memory_row(module)])
+    });
+    Part { name: "wheels", title: "imports of large packages in a new container", rows: rows.collect() }
+}
+
+fn time_rows(module: &str, processes: u32) -> Vec<Row> {
+    let plural = if processes == 1 { "" } else { "es" };
+    [
+        ("first start, by squashfuse_ll", Measure::Ratio(FIRST, LL)),
+        ("second start, by bwrap on a directory", Measure::Ratio(SECOND, DIRECTORY)),
+        ("what the second start saves", Measure::Difference(FIRST, SECOND)),
+        ("uncompressed image, by the kernel's squashfs", Measure::Ratio(PLAIN, PLAIN_KERNEL)),
+        ("uncompressed image, by squashfuse_ll", Measure::Ratio(PLAIN, PLAIN_LL)),
+    ]
+    .map(|(what, measure)| Row::new(format!("{module}, {processes} process{plural}: {what}"), measure))
+    .into()
+}
+
+fn memory_row(module: &str) -> Row {
+    let name = format!("{module}, 1 process: {MEMORY_OF_SERVER}");
+    Row::new(name, Measure::Amount(MEMORY_OF_SERVER)).unit("MiB").goal(MEMORY_GOAL)
+}
+
 /// Measures both, so many rounds.
 pub fn run(rounds: u32) -> Result<()> {
     let peers = make_rootfs(
@@ -71,7 +103,9 @@ pub fn run(rounds: u32) -> Result<()> {
         "peers",
         "slurmctld,slurmd,slurm-client,munge,iproute2,procps,bindfs,bubblewrap,charliecloud,squashfuse",
     )?;
-    for (example, module) in [(Example::TENSORFLOW, "tensorflow"), (Example::PYTORCH, "torch")] {
+    let mut run = Run::begin(&part())?;
+    let contenders = CONTENDERS.map(|(contender, _)| contender);
+    for (example, module) in MODULES {
         let cluster =
             Cluster::start(Spec { nodes: 1, rootfs: Some(peers.clone()), ..Cluster::spec("wheels") })?;
         cluster.write_everywhere("/etc/mizzen/mizzen.toml", "stage_keep_free = \"\"\n")?;
@@ -83,19 +117,19 @@ pub fn run(rounds: u32) -> Result<()> {
              squashfuse plain.sqsh /mnt && cp -a /mnt/. wheels/ && umount /mnt",
         );
         ensure!(prepared.code == 0, "{}", prepared.text());
-        for processes in [1, 8] {
+        for processes in PROCESSES {
             println!("\nimport {module}, {processes} processes in one new container (ms), {rounds} rounds");
-            report(&times(&cluster, module, processes, rounds)?);
+            let times = times(&cluster, module, processes, rounds)?;
+            table(&contenders, &times, &time_rows(module, processes), &mut run);
         }
         let script = format!("export USER=root TF_CPP_MIN_LOG_LEVEL=3\n{}", MEMORY.replace("MODULE", module));
         let told = cluster.run_as_root(&script);
         let memory: f64 = told.stdout.trim().parse().with_context(|| told.text())?;
-        println!(
-            "\nmemory of the file server after import {module}: {:.1} MiB (goal {MEMORY_GOAL})",
-            memory / 1024.0
-        );
+        println!("\nafter import {module}");
+        let memory = Times::from([(MEMORY_OF_SERVER.to_owned(), vec![memory / 1024.0])]);
+        run.record(&memory_row(module), &memory);
     }
-    Ok(())
+    run.save()
 }
 
 fn times(cluster: &Cluster, module: &str, processes: u32, rounds: u32) -> Result<Times> {
@@ -109,12 +143,4 @@ fn times(cluster: &Cluster, module: &str, processes: u32, rounds: u32) -> Result
     }
     script.push_str("done\n");
     measure(cluster, User::Root, &script)
-}
-
-fn report(times: &Times) {
-    let contenders: Vec<Contender> =
-        CONTENDERS.iter().map(|(Contender { name, command }, _)| Contender { name, command }).collect();
-    table(&contenders, times, &[(FIRST, LL), (SECOND, DIRECTORY), (PLAIN, PLAIN_KERNEL), (PLAIN, PLAIN_LL)]);
-    let ahead = median(times, FIRST) - median(times, SECOND);
-    println!("  what the second start saves: {ahead:.0} ms");
 }
