@@ -227,6 +227,27 @@ fn files_without_an_end_are_refused() {
         let planned = run_in_time(&cluster, &format!("ulimit -v 2000000; {step} mizzen plan {program}"));
         assert_eq!(planned.code, 0, "{}", planned.text());
     }
+    // What the importer reads, in srun's place too.
+    for (file, why) in [
+        ("fifo", "a pipe whose writer has not ended after 10 s"),
+        ("/dev/zero", "larger than 1 MiB"),
+        ("long", "larger than 1 MiB"),
+    ] {
+        let logout = cluster.run(&format!("mizzen logout --authfile {file} localhost"));
+        assert_failed(&logout, 1, &format!("{file}: cannot read the credentials: {why}"));
+    }
+    cluster.run("(echo -----BEGIN; head -c 20000000 /dev/zero) > certificates");
+    let srun = "srun --container=docker://127.0.0.1:1/a:1 true";
+    for (file, why) in [("/dev/zero", "larger than 16 MiB"), ("certificates", "larger than 16 MiB")] {
+        for command in ["mizzen import docker://127.0.0.1:1/a:1", srun] {
+            let refused = run_in_time(&cluster, &format!("SSL_CERT_FILE={file} {command}"));
+            assert_failed(
+                &refused,
+                1,
+                &format!("SSL_CERT_FILE: {file}: cannot read the certificates: {why}"),
+            );
+        }
+    }
     assert_out(
         &cluster.run_as_root("mkdir /etc/mizzen.test; head -c 2000000 /dev/zero > /etc/mizzen.test/x.toml"),
         0,
