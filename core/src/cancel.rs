@@ -4,8 +4,8 @@
 //!
 //! scancel does it. SIGKILL would also hit this task, and the tasks that fail for the same reason on other nodes; srun would then
 //! return their exit code instead of 125. So every failed task first waits, longer on nodes with a higher index. The first to
-//! wake sends SIGTERM, which lets programs clean up and tells the other waiting tasks that they can exit. One second later it
-//! sends SIGSTKFLT, which no program handles. Waiting tasks block both signals. If the container is missing on every node, which
+//! wake sends SIGTERM, which lets programs clean up and tells the other waiting tasks that they can exit. One second later, or sooner
+//! where the controller is slow, it sends SIGSTKFLT, which no program handles. Waiting tasks block both signals. If the container is missing on every node, which
 //! is the usual case, all tasks end with 125.
 //!
 //! That signal is also the only word that a node hears of another one, so it decides who tells the user. The step's first node
@@ -32,11 +32,15 @@ const OTHERS: Duration = Duration::from_millis(750);
 /// So much longer on each node after the second, up to a limit.
 const NEXT: Duration = Duration::from_millis(250);
 const NEXT_LIMIT: u32 = 5;
-/// For the programs to end by themselves.
+/// For the programs to end by themselves, as far as there is time.
 const GRACE: Duration = Duration::from_secs(1);
+/// Counted from the failure: by then what ends programs that handle SIGTERM is sent. A step is to end within five seconds, and a
+/// controller takes a part of them to reach a thousand nodes.
+const LATEST: Duration = Duration::from_secs(4);
 
-/// For Slurm's command.
+/// For Slurm's command, and for it in any case.
 const SCANCEL_TIMEOUT: Duration = Duration::from_secs(2);
+const SCANCEL_TIME: Duration = Duration::from_millis(500);
 
 /// Ends what is left. Linux itself never sends it.
 const FINAL_SIGNAL: Signal = Signal::SIGSTKFLT;
@@ -59,16 +63,17 @@ pub fn is_told_elsewhere(nodes: &OtherNodes, speaks: bool) -> bool {
 
 /// Waits for this node's turn and ends the step, unless another node does; returns when this task should end.
 pub fn cancel_step(step: &str, nodes: &OtherNodes) {
+    let failed = Instant::now();
     if !cancelled_elsewhere_within(turn(nodes)) {
-        end_step(step, nodes);
+        end_step(step, nodes, failed);
     }
 }
 
 /// Ends the step after telling the user, which on all nodes but the first was this node's turn.
-pub fn cancel_told_step(step: &str, nodes: &OtherNodes) {
+pub fn cancel_told_step(step: &str, nodes: &OtherNodes, failed: Instant) {
     match nodes.index {
         0 => cancel_step(step, nodes),
-        _ => end_step(step, nodes),
+        _ => end_step(step, nodes, failed),
     }
 }
 
@@ -79,10 +84,11 @@ fn turn(nodes: &OtherNodes) -> Duration {
     }
 }
 
-fn end_step(step: &str, nodes: &OtherNodes) {
-    scancel(&nodes.scancel, "--signal=TERM", step);
-    std::thread::sleep(GRACE);
-    scancel(&nodes.scancel, &format!("--signal={}", FINAL_SIGNAL as i32), step);
+fn end_step(step: &str, nodes: &OtherNodes, failed: Instant) {
+    let left = || (failed + LATEST).saturating_duration_since(Instant::now());
+    scancel(&nodes.scancel, "--signal=TERM", step, left().clamp(SCANCEL_TIME, SCANCEL_TIMEOUT));
+    std::thread::sleep(left().min(GRACE));
+    scancel(&nodes.scancel, &format!("--signal={}", FINAL_SIGNAL as i32), step, SCANCEL_TIMEOUT);
 }
 
 /// Whether another node ends the step in that time.
@@ -102,7 +108,7 @@ fn cancelled_elsewhere_within(time: Duration) -> bool {
 }
 
 /// Errors are ignored: the user knows what went wrong. A controller that does not answer is not waited for.
-fn scancel(program: &Path, signal: &str, step: &str) {
+fn scancel(program: &Path, signal: &str, step: &str, timeout: Duration) {
     let mut command = Command::new(program);
     // What the job has for its own programs is not for the node's, and SCANCEL_… would have it ask, or match other steps.
     let kept = ["SLURM_CONF", "SLURM_CONF_SERVER"];
@@ -111,12 +117,49 @@ fn scancel(program: &Path, signal: &str, step: &str) {
     command.args(["--quiet", signal, step]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(mut child) = command.spawn() else { return };
-    let end = Instant::now() + SCANCEL_TIMEOUT;
+    let end = Instant::now() + timeout;
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() > end {
             let _ = child.kill();
             return;
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_slow_controller_does_not_delay_the_end() {
+        let directory = std::env::temp_dir().join(format!("mizzen-cancel-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let [program, log, takes] = ["scancel", "log", "takes"].map(|name| directory.join(name));
+        let text = "#!/bin/sh\ncd ${0%/*}\necho \"$(date +%s%N) $2\" >> log\nexec sleep $(cat takes)\n";
+        fs::write(&program, text).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let nodes = OtherNodes { index: 31, scancel: program.clone() };
+        // In seconds, how long ago the step failed and how long the command takes; between the two signals, in milliseconds.
+        for (ago, seconds, pause) in
+            [(0, 0, 1000..1900), (2, 5, 1900..2500), (3, 5, 900..1500), (60, 0, 0..900)]
+        {
+            fs::write(&takes, seconds.to_string()).unwrap();
+            end_step("1.0", &nodes, Instant::now() - Duration::from_secs(ago));
+            let text = fs::read_to_string(&log).unwrap();
+            let sent: Vec<(u64, &str)> = text
+                .lines()
+                .filter_map(|line| line.split_once(' '))
+                .map(|(at, what)| (at.parse().unwrap(), what))
+                .collect();
+            let [(first, "--signal=TERM"), (last, "--signal=16")] = sent[..] else { panic!("{text}") };
+            let between = (last - first) / 1_000_000;
+            assert!(pause.contains(&between), "{ago} {seconds}: {between}");
+            fs::remove_file(&log).unwrap();
+        }
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The instrumented program is `parsers`, built by `make fuzz`; this one gives it seeds, a place for what it learns, and a
 //! time. What a fuzzer learns is kept in `target/fuzz/corpus`, and the next run goes on from there.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // a tool for developers
 #![forbid(unsafe_code)]
 
 mod seeds;

@@ -1,5 +1,6 @@
 //! The parsers under libFuzzer. The variable FUZZ names one of them; the arguments are libFuzzer's.
 #![no_main]
+#![allow(clippy::print_stderr)] // a tool for developers
 
 use std::sync::LazyLock;
 

@@ -1,6 +1,6 @@
 //! An import that is interrupted leaves nothing, and ends by the signal. A program of its own: signals go to processes, and
 //! those of the test harness have threads that know nothing of this.
-#![allow(clippy::unwrap_used)] // clippy does not see that all of it is a test
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // clippy does not see that all of it is a test
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Imports that are killed at a system call, as strace can do it: what is left is whole or not there, and the next import
 //! works. A sample of the calls; all of them with MIZZEN_TEST_LONG.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod common;
 

@@ -31,6 +31,7 @@ mod save_target;
 mod share;
 mod show_config;
 mod slurm;
+pub mod small_file;
 mod stage;
 mod step;
 mod sys;

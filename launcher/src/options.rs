@@ -2,13 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
-use std::io::{self, Read};
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use mizzen_core::config::{Compatible, ImagePolicy, ImportWhen, Source};
 use mizzen_core::device::DeviceName;
@@ -18,11 +13,11 @@ use mizzen_core::request::ImageSource;
 pub use mizzen_core::settings::Unshare;
 use mizzen_core::settings::{ContainerName, ContainerScope, Key, Mpi, Settings, Verbosity, Writable};
 use mizzen_core::{Config, Failure};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::containers::shaping;
 use crate::slurm::CallerContext;
+use crate::small_file::read_small;
 use crate::stage::StagingOptions;
 use crate::trace;
 
@@ -249,13 +244,11 @@ pub enum Sharing {
 
 /// The kernel takes no larger environment.
 const ENV_FILE_LIMIT: usize = 1 << 20;
-/// How long the writer of a pipe may keep us waiting.
-const ENV_FILE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads a file of `NAME=VALUE` lines, as `docker --env-file` does: no quotes, no expansion, `#` comments.
 pub fn read_env_file(path: &Path) -> Result<Vec<EnvOption>, Failure> {
     let shown = quote(path.as_os_str().as_bytes());
-    let text = read_in_time(path, ENV_FILE_LIMIT, ENV_FILE_TIMEOUT)
+    let text = read_small(path, ENV_FILE_LIMIT)
         .map_err(|error| Failure::new(format!("--env-file: {shown}: {}", cause(&error))))?;
     let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     lines
@@ -266,58 +259,9 @@ pub fn read_env_file(path: &Path) -> Result<Vec<EnvOption>, Failure> {
         .collect()
 }
 
-/// Reads a file to its end. It may be a pipe, as the shell's `<(…)` is, or a device, which has no end.
-fn read_in_time(path: &Path, limit: usize, patience: Duration) -> io::Result<Vec<u8>> {
-    // O_NONBLOCK: a FIFO that nobody writes to could not even be opened otherwise.
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let end = Instant::now() + patience;
-    let (mut text, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
-    let mut written = file.metadata()?.is_file();
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        let ready = poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)], timeout);
-        match file.read(&mut buffer) {
-            Ok(0) if written || ready != Ok(0) => return Ok(text),
-            // A FIFO that nobody has opened for writing yet.
-            Ok(0) => {}
-            Ok(count) => {
-                written = true;
-                text.extend_from_slice(&buffer[..count]);
-            }
-            Err(error) if [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted].contains(&error.kind()) => {
-            }
-            Err(error) => return Err(error),
-        }
-        if text.len() > limit {
-            return Err(io::Error::other(format!("larger than {} MiB", limit >> 20)));
-        }
-        if left.is_zero() {
-            let seconds = patience.as_secs();
-            return Err(io::Error::other(format!("a pipe whose writer has not ended after {seconds} s")));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn files_are_read_to_their_end_or_not_at_all() {
-        let read = |path: &str, limit| {
-            read_in_time(Path::new(path), limit, Duration::from_millis(50)).map_err(|error| error.to_string())
-        };
-        assert_eq!(read("/dev/null", 1 << 20), Ok(Vec::new()));
-        assert_eq!(read("/dev/zero", 1 << 20), Err("larger than 1 MiB".to_owned()));
-        assert_eq!(read("/proc/self/comm", 1 << 20).map(|name| name.ends_with(b"\n")), Ok(true));
-        let (reader, writer) = io::pipe().unwrap();
-        let pipe = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
-        assert_eq!(read(&pipe, 9), Err("a pipe whose writer has not ended after 0 s".to_owned()));
-        drop(writer);
-        assert_eq!(read(&pipe, 9), Ok(Vec::new()));
-    }
 
     #[test]
     fn jobs_can_have_the_defaults_of_pyxis() {

@@ -352,10 +352,9 @@ fn stage_and_load(path: &Path, options: &RunOptions) -> Result<(Loaded, Origin),
             false => failure,
         }
     });
-    let StagedImage { opened, identity, digest, provenance, through } = staged?;
+    let StagedImage { opened, identity, digest, provenance, source } = staged?;
     debug!(path = ?opened.path, kind = ?opened.kind, ?provenance, "the image");
     let of_manifest = options.image.reference().and_then(|reference| reference.digest);
-    let source = through.map(|through| Box::new(through) as _);
     Ok((Loaded::new(opened, source, of_manifest.or(digest))?, Origin { identity, provenance }))
 }
 
@@ -420,10 +419,8 @@ fn make_plan(
     for mount in &plan.mounts {
         if let MountKind::Squashfs(path) = &mount.kind {
             // Copied to this node as images are.
-            let opened = stage(path, &Requirements::default(), &options.staging).and_then(|staged| {
-                let through = staged.through.map(|through| Box::new(through) as _);
-                image::open_squashfs(&staged.opened, through)
-            });
+            let opened = stage(path, &Requirements::default(), &options.staging)
+                .and_then(|staged| image::open_squashfs(&staged.opened, staged.source));
             data.push(Arc::new(opened.map_err(|failure| failure.about(&mount.why))?));
         }
     }

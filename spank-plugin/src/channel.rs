@@ -22,7 +22,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use nix::unistd::{Pid, getpid, pipe2};
 
-use crate::userns::{close_all_but, may_map as may_become_user};
+use crate::userns::close_all_but;
 
 /// The channel of one step on one node, in slurmstepd and in a task that has not become the launcher yet.
 pub struct StepdChannel {
@@ -106,10 +106,14 @@ impl StepdChannel {
     /// of the user's, because that may take as long as the user likes. It is the user's only when slurmstepd has closed its
     /// own. It runs no other program, which its user could trace, and nobody can look into this one; all that a user can do
     /// is to stop it.
+    ///
+    /// Where `fs.suid_dumpable` is 1 the kernel would let its user look into it: it makes a process whose effective ids change
+    /// traceable then. So one id stays root's, which keeps everybody from tracing it, until the process has said that it is not
+    /// to be; that the last id changes does not alter this. It has no core file before that, because all signals are blocked.
     pub fn close(self, user: Option<(u32, u32)>) {
         let Some(ends) = self.tasks else { return };
         let pipe = pipe2(nix::fcntl::OFlag::O_CLOEXEC);
-        let (Some((uid, gid)), Ok((closed, open)), true) = (user, pipe, may_become_user()) else {
+        let (Some((uid, gid)), Ok((closed, open))) = (user, pipe) else {
             // Better to leave them open until slurmstepd ends than to wait.
             std::mem::forget(ends);
             return;
@@ -126,7 +130,9 @@ impl StepdChannel {
             unsafe {
                 libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>());
                 libc::syscall(libc::SYS_setresgid, gid, gid, gid);
-                libc::syscall(libc::SYS_setresuid, uid, uid, uid);
+                libc::syscall(libc::SYS_setresuid, uid, uid, 0);
+                libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+                libc::syscall(libc::SYS_setresuid, -1, -1, uid);
             }
             0
         });

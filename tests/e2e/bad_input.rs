@@ -3,9 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use mizzen_tests::check::{assert_failed, assert_out, run_in_time, with_busybox};
+use mizzen_tests::check::{assert_failed, assert_out, run_in_time, start_with_busybox, with_busybox};
 use mizzen_tests::copies::{CACHE, TOML, copies_in, digest_of, staging_cluster};
-use mizzen_tests::{Cluster, Output, User};
+use mizzen_tests::images::ImageTree;
+use mizzen_tests::registry::{Layout, LocalRegistry};
+use mizzen_tests::{Cluster, Output, Spec, User};
 
 #[test]
 fn names_that_others_have_taken_cost_no_copy() {
@@ -195,6 +197,85 @@ fn closed_and_full_streams_end_nothing() {
     assert_failed(&full, 1, "No space left on device");
 }
 
+/// What else prints a result, with what has to be done each time before, because the command changes something.
+const CHANGES: [(&str, &str); 16] = [
+    ("mizzen stage /shared/bb.sqsh", "mizzen cache verify"),
+    ("mizzen stage /shared/bb.sqsh", "mizzen cache remove --all"),
+    ("enroot create -n gone /shared/bb.sqsh", "mizzen containers remove gone"),
+    ("", "mizzen containers --json prune"),
+    (IMPORT, "mizzen images update"),
+    (IMPORT, "mizzen images remove docker://ctl:5000/lab/app:1"),
+    (IMPORT, "mizzen images prune"),
+    ("", IMPORT),
+    ("rm -f x.sqsh", "mizzen import --json -o x.sqsh docker://ctl:5000/lab/app:1"),
+    ("", LOGIN),
+    (LOGIN, "mizzen logout ctl:5001"),
+    ("enroot create -n there /shared/bb.sqsh", "enroot list"),
+    ("enroot create -n there /shared/bb.sqsh", "enroot list --fancy"),
+    ("", "enroot version"),
+    ("", "enroot --help"),
+    ("", "enroot help start"),
+];
+const IMPORT: &str = "mizzen import docker://ctl:5000/lab/app:1";
+const LOGIN: &str = "mizzen login ctl:5001 -u alice --password-stdin <<< secret";
+
+/// What has nothing to print.
+const SILENT: [(&str, &str); 6] = [
+    ("", "mizzen man /disk/man"),
+    ("rm -f x.sqsh", "mizzen import -o x.sqsh docker://ctl:5000/lab/app:1"),
+    ("rm -f x.tar", "mizzen export -o x.tar /shared/bb.sqsh"),
+    ("enroot remove -f new", "enroot create -n new /shared/bb.sqsh"),
+    ("enroot create -n new /shared/bb.sqsh; rm -f x.sqsh", "enroot export -o x.sqsh new"),
+    ("enroot create -n new /shared/bb.sqsh", "enroot remove -f new"),
+];
+
+#[test]
+fn commands_that_change_something_mind_their_streams() {
+    let layout = Layout::new().unwrap();
+    layout.image("one", &[&ImageTree::busybox().unwrap()], &[]).unwrap();
+    let registry = LocalRegistry::start().unwrap();
+    registry.push(&layout, "one", "lab/app:1", &[]).unwrap();
+    let toml = "stage_directory = \"/disk\"\n[registries.\"ctl:5000\"]\nplain_http = true\n\
+                [registries.\"ctl:5001\"]\nplain_http = true\n";
+    let spec = Spec { mizzen_toml: Some(toml.to_owned()), nodes: 1, ..Cluster::spec("changes") };
+    let cluster = start_with_busybox(spec);
+    let _open = registry.serve_on(&cluster, 5000, None).unwrap();
+    let htpasswd = "alice:$2y$05$6hS8ZsFBbGy50MmSqbw4Nej77kMmzAc0N/jI29uCuhCbQDmT1bBQm\n";
+    let _locked = registry.serve_on(&cluster, 5001, Some(htpasswd)).unwrap();
+    let disk = "mkdir /disk /opt/names && mount -t tmpfs disk /disk && chmod 1777 /disk && mkdir -m 777 /disk/man && \
+                ln -s /usr/bin/mizzen /opt/names/enroot";
+    assert_out(&cluster.run_on("node1", User::Root, disk), 0, "");
+    let run = |prepare: &str, command: &str| {
+        let prepared =
+            if prepare.is_empty() { String::new() } else { format!("({prepare}) > /dev/null 2>&1; ") };
+        let done =
+            cluster.run_on("node1", User::Alice, &format!("PATH=/opt/names:$PATH; cd; {prepared}{command}"));
+        assert!(!done.stderr.contains("panic"), "{command}: {}", done.text());
+        done
+    };
+    let streams = ["2> /dev/full", "2>&-", "<&-", "<&- 2>&-", "< /dev/full"];
+    for (prepare, command) in CHANGES {
+        for (to, why) in [("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")] {
+            let lost = run(prepare, &format!("{command} {to}"));
+            assert_failed(&lost, 1, &format!("mizzen: cannot write the result: {why}\n"));
+        }
+        let gone = run(prepare, &format!("{command} | sleep 0; exit ${{PIPESTATUS[0]}}"));
+        assert_eq!(gone.code, 0, "{command}: {}", gone.text());
+        // One that reads a password needs its input.
+        for streams in streams.iter().filter(|streams| !command.contains("<<<") || !streams.contains('<')) {
+            let told = run(prepare, &format!("{command} {streams}"));
+            assert_eq!(told.code, 0, "{command} {streams}: {}", told.text());
+            assert_ne!(told.stdout, "", "{command} {streams}");
+        }
+    }
+    for (prepare, command) in SILENT {
+        for streams in streams.into_iter().chain(["> /dev/full", ">&-", "<&- >&- 2>&-"]) {
+            let done = run(prepare, &format!("{command} {streams}"));
+            assert_eq!((done.code, &*done.stdout), (0, ""), "{command} {streams}: {}", done.text());
+        }
+    }
+}
+
 #[test]
 fn files_without_an_end_are_refused() {
     let cluster = with_busybox("endless");
@@ -227,6 +308,27 @@ fn files_without_an_end_are_refused() {
         let step = format!("SLURM_CONF={file} SLURM_JOB_ID=1 SLURM_STEP_ID=0 PMIX_RANK=0 PMIX_NAMESPACE=x");
         let planned = run_in_time(&cluster, &format!("ulimit -v 2000000; {step} mizzen plan {program}"));
         assert_eq!(planned.code, 0, "{}", planned.text());
+    }
+    // What the importer reads, in srun's place too.
+    for (file, why) in [
+        ("fifo", "a pipe whose writer has not ended after 10 s"),
+        ("/dev/zero", "larger than 1 MiB"),
+        ("long", "larger than 1 MiB"),
+    ] {
+        let logout = cluster.run(&format!("mizzen logout --authfile {file} localhost"));
+        assert_failed(&logout, 1, &format!("{file}: cannot read the credentials: {why}"));
+    }
+    cluster.run("(echo -----BEGIN; head -c 20000000 /dev/zero) > certificates");
+    let srun = "srun --container=docker://127.0.0.1:1/a:1 true";
+    for (file, why) in [("/dev/zero", "larger than 16 MiB"), ("certificates", "larger than 16 MiB")] {
+        for command in ["mizzen import docker://127.0.0.1:1/a:1", srun] {
+            let refused = run_in_time(&cluster, &format!("SSL_CERT_FILE={file} {command}"));
+            assert_failed(
+                &refused,
+                1,
+                &format!("SSL_CERT_FILE: {file}: cannot read the certificates: {why}"),
+            );
+        }
     }
     assert_out(
         &cluster.run_as_root("mkdir /etc/mizzen.test; head -c 2000000 /dev/zero > /etc/mizzen.test/x.toml"),

@@ -338,6 +338,57 @@ fn an_image_that_is_damaged_under_a_running_program_is_named() {
     }
 }
 
+/// Blocks that are stored as they are always decode: only the file tells that they are another image's.
+#[test]
+fn an_image_that_another_is_copied_over_is_named() {
+    let cluster = with_busybox("copied-over");
+    let empty = Emptiness::of(&cluster, &["node1"]);
+    let stored = ["-noD", "-noF", "-noI", "-noX", "-no-fragments"];
+    let (old, new) = (image(&"old\n".repeat(300_000), &stored), image(&"new\n".repeat(300_000), &stored));
+    assert_eq!(old.len(), new.len());
+    cluster.share("new.sqsh", &new).unwrap();
+    // It reads its own program before, so that what it reads later is the file alone.
+    let program = "sh -c 'sleep 100 & cat /bin/busybox > /dev/null; touch /shared/ready; until [ -e /shared/go ]; do :; done; \
+                   head -c 4 /aaa/first; tail -c 4 /aaa/first; kill $!'";
+    let in_use = |start: &str, change: &str| {
+        cluster.share("changed.sqsh", &old).unwrap();
+        assert_out(&cluster.run_as_root("chown alice /shared/changed.sqsh"), 0, "");
+        let run = run_in_time(
+            &cluster,
+            &format!(
+                "{start} {program} & until [ -e /shared/ready ]; do sleep 0.02; done; {change}; touch /shared/go; {WAIT}"
+            ),
+        );
+        assert_out(&cluster.run("rm /shared/go /shared/ready"), 0, "");
+        empty.assert_again(&cluster, change);
+        run
+    };
+    let by_hand = "mizzen run -m /shared /shared/changed.sqsh";
+    let step = "srun -n2 --container-image=/shared/changed.sqsh --container-mounts=/shared";
+    let message = "/shared/changed.sqsh: cannot read /aaa/first in it, so the container was ended: \
+                   reading the image at byte 96: the file has another image by now";
+    for change in [
+        "cp /shared/new.sqsh /shared/changed.sqsh",
+        // Nobody sees a shorter file meanwhile.
+        "dd if=/shared/new.sqsh of=/shared/changed.sqsh conv=notrunc 2> /dev/null",
+    ] {
+        let run = in_use(by_hand, change);
+        let hint = "the image was written to while it was in use; put a new one in its place with mv, which leaves the old one to those who use it\n";
+        assert_told(&run, &format!("{message}\n"), hint);
+        assert_eq!(run.stdout, "", "{change}: {}", run.text());
+    }
+    let run = in_use(step, "cp /shared/new.sqsh /shared/changed.sqsh");
+    assert_step_told(&cluster, &run, &format!("node1: {message}"));
+    // Who keeps a file from being purged changes nothing in it; what has another one's name is another file.
+    for change in
+        ["touch /shared/changed.sqsh", "cp /shared/new.sqsh /shared/x; mv /shared/x /shared/changed.sqsh"]
+    {
+        assert_out(&in_use(by_hand, change), 0, "old\nold\n");
+        let run = in_use(step, change);
+        assert_eq!((run.code, &*run.stdout, &*run.stderr), (0, &*"old\nold\n".repeat(2), ""), "{change}");
+    }
+}
+
 #[test]
 fn a_damaged_program_is_named_once() {
     let cluster = with_busybox("damaged-program");

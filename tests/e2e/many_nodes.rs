@@ -67,10 +67,34 @@ fn thirty_two_nodes_speak_with_one_voice() {
     let last = format!("node{NODES}");
     assert!(cluster.slurmd_log(&last).contains(note), "{}", cluster.slurmd_log(&last));
 
+    ends_in_time(&cluster);
+
     // The program's own end is told by every node, once for all its tasks: nothing ends the others here.
     let step = cluster
         .run(&format!("srun -N{NODES} --ntasks-per-node=2 --container-image=/shared/a.sqsh nosuch-program"));
     assert_eq!(step.code, 127, "{}", step.text());
     let told = step.stderr.matches("nosuch-program: no such program in the container").count();
     assert_eq!(told, NODES as usize, "{}", step.text());
+}
+
+/// The last node is the one that waits longest for its turn, and what is left of the others ignores SIGTERM.
+fn ends_in_time(cluster: &Cluster) {
+    let last = format!("node{NODES}");
+    for number in 1..NODES {
+        let copied = cluster.run_on(&format!("node{number}"), User::Alice, "cp /shared/a.sqsh /tmp");
+        assert_out(&copied, 0, "");
+    }
+    // Before the launcher, so before the failure.
+    cluster.share("begin", b"#!/bin/sh\ndate +%s%N > /shared/begun.$SLURM_NODEID\n").unwrap();
+    assert_out(&cluster.run_as_root("chmod 755 /shared/begin"), 0, "");
+    let step = cluster.run(&format!(
+        "srun -N{NODES} --task-prolog=/shared/begin --container-image=/tmp/a.sqsh sh -c 'trap \"\" TERM; exec sleep 60'; code=$?; \
+         echo $((($(date +%s%N) - $(cat /shared/begun.{})) / 1000000)); exit $code",
+        NODES - 1
+    ));
+    assert_ne!(step.code, 0, "{}", step.text());
+    assert_eq!(step.stderr.matches("mizzen: ").count(), 2, "{}", step.text());
+    assert!(step.stderr.contains(&message(&last)), "{}", step.text());
+    let took: u32 = step.stdout.trim().parse().unwrap();
+    assert!(took < 5000, "{took} ms: {}", step.text());
 }

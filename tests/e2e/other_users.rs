@@ -322,5 +322,18 @@ fn a_prologs_user_cannot_keep_slurmds_output() {
             "SLURM_JOB_USER=alice timeout 15 sh -c 'sh /root/line | cat'; echo $?; ls /tmp/started; rm -f /tmp/started; pkill -x sleep",
         );
         assert_out(&done, 0, "0\n/tmp/started\n");
+        // And one that is stopped, as its user can do with it: it is waited for as long as the line says.
+        let (before, after) = start.split_once("timeout -s KILL ").unwrap();
+        let (seconds, after) = after.split_once(' ').unwrap();
+        assert!((10..=600).contains(&seconds.parse::<u32>().unwrap()), "{line}");
+        let script =
+            format!("{before}timeout -s KILL 2 {after} sh -c 'touch /tmp/started; kill -STOP $$' <{streams}");
+        cluster.write_everywhere("/root/line", &script).unwrap();
+        let done = cluster.run_on(
+            "node1",
+            User::Root,
+            "SLURM_JOB_USER=alice timeout 15 sh -c 'sh /root/line | cat'; echo $?; ls /tmp/started; rm -f /tmp/started; pkill -KILL -u alice; true",
+        );
+        assert_out(&done, 0, "0\n/tmp/started\n");
     }
 }

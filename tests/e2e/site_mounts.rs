@@ -1,9 +1,9 @@
 //! Images that the site mounts with the node's own means, as docs/admins.md shows it: users name the directory, and mizzen
 //! has nothing to do with the mount.
 
-use mizzen_tests::check::{Emptiness, assert_failed, with_images};
+use mizzen_tests::check::{Emptiness, assert_failed, assert_out, one_node, with_images};
 use mizzen_tests::release::site_rootfs;
-use mizzen_tests::{Cluster, Output, Spec, User};
+use mizzen_tests::{Cluster, Output, Release, Spec, User};
 
 fn on_node(cluster: &Cluster, script: &str) -> Output {
     cluster.run_on("node1", User::Root, script)
@@ -101,4 +101,27 @@ fn users_name_a_directory_that_the_kernel_has_mounted() {
     assert_eq!(gone.stdout, "0\n", "{}", gone.text());
     assert_eq!(loops(&cluster, &directory), "");
     empty.assert_again(&cluster, "site mounts");
+}
+
+/// What the manual has for systemd, as systemd reads it.
+#[test]
+fn the_units_of_the_manual_are_systemds() {
+    let cluster = Cluster::start(one_node(Release::Slurm24_11, "units")).unwrap();
+    let manual = include_str!("../../docs/admins.md");
+    let mut units = Vec::new();
+    for block in manual.split("```ini\n# ").skip(1) {
+        let (path, text) = block.split("```").next().unwrap().split_once('\n').unwrap();
+        cluster.write_everywhere(path, text).unwrap();
+        units.push(path);
+    }
+    assert_eq!(units.len(), 2, "{units:?}");
+    let verified = cluster.run_as_root(&format!("systemd-analyze verify {}", units.join(" ")));
+    assert_eq!((verified.code, &*verified.stdout, &*verified.stderr), (0, "", ""));
+    let name = "sw-images-tf_2.15.automount";
+    assert!(manual.contains(&format!("`systemctl enable --now {name}`")));
+    let enabled = cluster
+        .run_as_root(&format!("systemctl --root=/ enable {name} && ls /etc/systemd/system/*.wants/{name}"));
+    assert_out(&enabled, 0, &format!("/etc/systemd/system/multi-user.target.wants/{name}\n"));
+    let escaped = cluster.run_as_root("systemd-escape -p --suffix=mount /sw/images/tf_2.15");
+    assert_out(&escaped, 0, "sw-images-tf_2.15.mount\n");
 }

@@ -111,10 +111,19 @@ fn nothing_is_open_after_the_last_hook() {
             list
         };
         let plain = open("srun --quiet true");
-        for (options, program) in [("", "true"), ("", "nosuch"), ("--container-mounts=/nosuch:/x", "true")] {
-            let with = open(&format!("srun --quiet {IMAGE} {options} {program}"));
-            assert_eq!(with, plain, "{release}: {options} {program}");
-        }
+        let same = |what: &str| {
+            for (options, program) in
+                [("", "true"), ("", "nosuch"), ("--container-mounts=/nosuch:/x", "true")]
+            {
+                let with = open(&format!("srun --quiet {IMAGE} {options} {program}"));
+                assert_eq!(with, plain, "{release}: {options} {program}{what}");
+            }
+        };
+        same("");
+        // As far as can be seen, processes that become another user's can be traced by that user.
+        let traceable = "echo 1 > /run/traceable; mount --bind /run/traceable /proc/sys/fs/suid_dumpable";
+        assert_out(&cluster.run_on("node1", User::Root, traceable), 0, "");
+        same(", traceable");
     }
 }
 

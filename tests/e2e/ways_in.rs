@@ -60,6 +60,13 @@ fn an_environment_file_keeps_the_container(release: Release) {
                 125,
                 "--container-mounts: source path does not exist: /nosuch",
             ),
+            Job(
+                "",
+                &format!("--export=ALL --export-file=3 --container={a} 3< file"),
+                &script,
+                0,
+                "a\na\n1\n",
+            ),
             // What the file itself says, where nothing else does.
             Job("", "--export=ALL --export-file=names", BOTH, 0, "b\nb\n"),
             Job("", "--export=ALL --export-file=names --container=none", BOTH, 0, "host\nhost\n"),

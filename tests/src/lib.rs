@@ -13,6 +13,7 @@
 //!        ├ node1          -- slurmd
 //!        └ node2 …
 //! ```
+#![allow(clippy::print_stdout, clippy::print_stderr)] // a tool for developers
 #![forbid(unsafe_code)]
 
 pub mod bench;

@@ -1,4 +1,5 @@
 //! `vcluster`: a throw-away Slurm cluster from the command line, and the roles that a cluster consists of.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // a tool for developers
 #![forbid(unsafe_code)]
 
 use std::io::Write;

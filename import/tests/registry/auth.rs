@@ -1,10 +1,11 @@
 //! Who gets to see which credentials.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::server::{Manner, Reply, Seen, Server};
-use super::support::{Setup, content, descriptor, encoded, image, manifest_text, read, setup};
+use super::support::{Scratch, Setup, content, descriptor, encoded, image, manifest_text, read, setup};
 
 /// A server that gives tokens: `token-1`, `token-2` and so on.
 fn token_server() -> Server {
@@ -350,4 +351,38 @@ fn who_does_not_ask_is_asked_what_they_want() {
     // Without credentials there is nothing to ask for.
     assert!(setup().plain(&server).client().manifest(&image(&server.host())).is_err());
     assert_eq!(server.log().len(), 5);
+}
+
+/// Files that somebody has named, and that nobody writes to or that have no end.
+#[test]
+fn files_without_an_end_hold_nobody_up() {
+    let server = Server::start(|seen| match seen.authorization() {
+        Some(_) => Reply::ok(manifest_text()),
+        None => Reply::new(401).header("WWW-Authenticate", "Basic realm=\"x\""),
+    });
+    let home = Scratch::new();
+    let fifo = home.path().join("fifo");
+    let kind = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, rustix::fs::Mode::RUSR, 0).unwrap();
+    let silent = "a pipe whose writer has not ended after 10 s";
+    for (path, why) in [(fifo.as_path(), silent), (Path::new("/dev/zero"), "larger than 1 MiB")] {
+        let shown = path.display();
+        let named = setup().plain(&server).authfile(path);
+        let failure = named.client().manifest(&image(&server.host())).unwrap_err();
+        let message = format!("--authfile: {shown}: cannot read the credentials: {why}");
+        assert!(failure.message.ends_with(&message), "{}", failure.message);
+        // Of those that nobody has named on the command line, a note tells.
+        let note = format!("{shown}: cannot read the credentials: {why}; going on without it");
+        let found = setup().plain(&server).variable("REGISTRY_AUTH_FILE", path.to_str().unwrap());
+        assert!(found.client().manifest(&image(&server.host())).is_err());
+        assert_eq!(found.notes(), [note]);
+    }
+    // What the shell makes of <(…).
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let config = format!(r#"{{"auths":{{"{}":{{"auth":"{}"}}}}}}"#, server.host(), encoded("me:word"));
+    std::io::Write::write_all(&mut writer, config.as_bytes()).unwrap();
+    drop(writer);
+    let pipe = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+    let piped = setup().plain(&server).authfile(Path::new(&pipe));
+    piped.client().manifest(&image(&server.host())).unwrap();
 }

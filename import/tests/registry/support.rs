@@ -109,6 +109,10 @@ impl Setup {
         Setup { login: Some((user.to_owned(), Secret::new(password))), ..self }
     }
 
+    pub fn authfile(self, path: &Path) -> Setup {
+        Setup { authfile: Some(path.to_owned()), ..self }
+    }
+
     /// What `docker login` would have left.
     pub fn docker_config(self, content: &str) -> Setup {
         self.home.file(".docker/config.json", content);

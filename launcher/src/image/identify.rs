@@ -41,6 +41,17 @@ pub struct OpenedImage {
     pub architecture: Option<Architecture>,
 }
 
+impl OpenedImage {
+    /// Where the squashfs starts in the file; a directory has none.
+    pub fn offset(&self) -> Option<u64> {
+        match self.kind {
+            ImageKind::Squashfs => Some(0),
+            ImageKind::Sif { offset, .. } => Some(offset),
+            ImageKind::Directory => None,
+        }
+    }
+}
+
 /// Opens the image at `path`.
 pub fn identify(path: &Path) -> Result<OpenedImage, Failure> {
     identify_opened(path, mizzen_core::image::open(path)?)

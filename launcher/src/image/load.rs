@@ -75,11 +75,8 @@ pub fn open_squashfs(
     opened: &OpenedImage,
     source: Option<Box<dyn ByteSource>>,
 ) -> Result<squashfs::Image, Failure> {
-    let offset = match opened.kind {
-        ImageKind::Squashfs => 0,
-        ImageKind::Sif { offset, .. } => offset,
-        ImageKind::Directory => return Err(Failure::new(format!("{}: is a directory", shown(&opened.path)))),
-    };
+    let offset =
+        opened.offset().ok_or_else(|| Failure::new(format!("{}: is a directory", shown(&opened.path))))?;
     let source = match source {
         Some(source) => source,
         None => {
@@ -110,11 +107,7 @@ pub fn check_content(opened: &OpenedImage) -> Result<(), Failure> {
 
 /// The same by the first bytes of the squashfs alone: nothing is inflated.
 pub fn check_superblock(opened: &OpenedImage) -> Result<(), Failure> {
-    let offset = match opened.kind {
-        ImageKind::Squashfs => 0,
-        ImageKind::Sif { offset, .. } => offset,
-        ImageKind::Directory => return Ok(()),
-    };
+    let Some(offset) = opened.offset() else { return Ok(()) };
     squashfs::Superblock::read(&opened.file, offset).map(drop).map_err(|error| unopened(opened, error))
 }
 

@@ -19,6 +19,7 @@ mod evict;
 mod fetch;
 mod fill;
 mod fs_type;
+mod in_place;
 mod lock;
 mod obtain;
 pub mod own_directory;
@@ -40,6 +41,7 @@ use mizzen_core::failure::cause;
 use mizzen_core::fs_server::FsServer;
 use mizzen_core::staging::{Amount, Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
+use mizzen_squashfs::ByteSource;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use tracing::debug;
@@ -50,10 +52,11 @@ use broadcast::Delivery;
 use cache::Cache;
 use copy::{CopyError, copy};
 pub use evict::Limits;
+use in_place::InPlace;
 use obtain::{existing, obtain};
 pub(crate) use partial::decode as decode_record;
 use progress_sink::{ProgressSink, StderrSink, note, progress};
-pub use read_through::ReadThrough;
+use read_through::ReadThrough;
 pub use requirements::Requirements;
 pub use source::FileIdentity;
 use source::SourceImage;
@@ -151,7 +154,7 @@ pub struct StagedImage {
     /// Where that file comes from.
     pub provenance: Provenance,
     /// What its bytes are read from, if that is not the file alone.
-    pub through: Option<ReadThrough>,
+    pub source: Option<Box<dyn ByteSource>>,
 }
 
 /// Where the file of an image comes from.
@@ -242,7 +245,7 @@ fn try_stage(
     let staging = if own_copy { &with_copy } else { staging };
     if opened.kind == ImageKind::Directory {
         let provenance = Provenance::Source;
-        return Ok(StagedImage { opened, identity: None, digest: None, provenance, through: None });
+        return Ok(StagedImage { opened, identity: None, digest: None, provenance, source: None });
     }
     let identity = FileIdentity::of(&opened.file).ok();
     let staged = match wanted(&opened, staging.verifies(requirements.content_matters()), staging) {
@@ -282,7 +285,7 @@ fn try_stage(
     let ready = match staged {
         Some(Ok((file, digest, provenance))) => {
             let opened = OpenedImage { file, ..opened };
-            StagedImage { opened, identity: None, digest: Some(digest), provenance, through: None }
+            StagedImage { opened, identity: None, digest: Some(digest), provenance, source: None }
         }
         Some(Err(StageError::Cache(why))) if staging.copy_required => {
             let failure = Failure::new(format!("no copy: {why}"));
@@ -367,7 +370,7 @@ fn read_through(opened: OpenedImage, through: ReadThrough) -> StagedImage {
         identity: None,
         digest: None,
         provenance: Provenance::ReadThrough,
-        through: Some(through),
+        source: Some(Box::new(through)),
     }
 }
 
@@ -378,9 +381,18 @@ fn in_place(opened: OpenedImage, requirements: &Requirements) -> Result<StagedIm
         let warning = "everybody can write to it, also while it is used (chmod o-w)";
         StderrSink::new(&opened.path).note(&format!("{}: {warning}", shown(&opened.path)));
     }
+    // Before the digest: what is read later is to be the image that it was computed of.
+    let source = match opened.offset() {
+        None => None,
+        Some(offset) => {
+            let source = opened.file.try_clone().and_then(|file| InPlace::new(file, offset));
+            let source = source.map_err(|error| StageError::Source(unreadable(&opened.path, &error)))?;
+            Some(Box::new(source) as _)
+        }
+    };
     let digest = requirements.content_matters().then(|| digest(&opened));
     let digest = digest.transpose().map_err(StageError::Source)?;
-    Ok(StagedImage { opened, identity: None, digest, provenance: Provenance::Source, through: None })
+    Ok(StagedImage { opened, identity: None, digest, provenance: Provenance::Source, source })
 }
 
 /// Computes the digest of an image. What cannot be one is not read as a whole first.

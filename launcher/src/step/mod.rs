@@ -18,6 +18,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use mizzen_core::failure::{FailureKind, cause, quote};
 use mizzen_core::handover::{self, Accounts, Role};
@@ -70,6 +71,7 @@ pub fn run() -> ExitCode {
             return ExitCode::from(failure.kind.exit_code());
         }
     };
+    let failed = Instant::now();
     cancel::hold_back_signals();
     let speaks = channel.claim_report();
     // Only the builder may end the others. They say nothing, because this task has the right to, or another one had it.
@@ -85,7 +87,7 @@ pub fn run() -> ExitCode {
         channel.log_failure(&failure);
     }
     if let Some(nodes) = nodes.filter(|_| speaks && !is_told) {
-        cancel::cancel_told_step(&handover.step, nodes);
+        cancel::cancel_told_step(&handover.step, nodes, failed);
     }
     ExitCode::from(failure.kind.exit_code())
 }

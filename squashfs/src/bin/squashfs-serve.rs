@@ -1,6 +1,7 @@
 //! Mounts an image and serves it in the foreground, for tests and measurements.
 //!
 //! Run by: the tests, as root.
+#![allow(clippy::print_stderr)] // a tool of the tests
 
 use std::ffi::CString;
 use std::fs::File;

@@ -8,8 +8,6 @@ use super::error::{Error, Result};
 use super::metadata::InodeRef;
 use super::source::ByteSource;
 
-/// Bytes of a superblock on disk.
-pub const SUPERBLOCK_LEN: u64 = 96;
 /// A table that the image does not have.
 const ABSENT: u64 = u64::MAX;
 
@@ -48,12 +46,15 @@ pub struct Superblock {
 }
 
 impl Superblock {
+    /// Bytes of a superblock on disk.
+    pub const LENGTH: usize = 96;
+
     /// Reads and checks the superblock of the image that starts at `offset` of `source`.
     pub fn read(source: &dyn ByteSource, offset: u64) -> Result<Superblock> {
         let io = |error| Error::Io { at: 0, source: error };
         let present = source.size().map_err(io)?.saturating_sub(offset);
-        let mut raw = [0; SUPERBLOCK_LEN as usize];
-        if present < SUPERBLOCK_LEN {
+        let mut raw = [0; Superblock::LENGTH];
+        if present < Superblock::LENGTH as u64 {
             return Err(Error::TooShort { len: present });
         }
         source.read_exact_at(&mut raw, offset).map_err(io)?;
@@ -82,7 +83,7 @@ impl Superblock {
             ("the id table start", Some(self.id_table)),
             ("the xattr table start", self.xattr_table),
         ];
-        let mut after = SUPERBLOCK_LEN - 1;
+        let mut after = Superblock::LENGTH as u64 - 1;
         for (field, start) in tables {
             let Some(start) = start else { continue };
             if start <= after {

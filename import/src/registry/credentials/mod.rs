@@ -12,10 +12,10 @@ pub mod netrc;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use mizzen::small_file::read_small;
 use mizzen_core::Failure;
 
 use self::auth_file::AuthFile;
@@ -24,7 +24,7 @@ use super::notes::Notes;
 use super::secret::Secret;
 
 /// How long a file of credentials may be.
-const LIMIT: u64 = 1 << 20;
+const LIMIT: usize = 1 << 20;
 
 /// What proves who the user is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,20 +168,16 @@ pub struct AuthFilePlace {
 }
 
 /// The text of a file, if there is one.
-fn read_text(path: &Path) -> Result<Option<String>, Failure> {
+pub fn read_text(path: &Path) -> Result<Option<String>, Failure> {
     let failed =
         |error| Failure::caused_by(format!("{}: cannot read the credentials", path.display()), error);
-    let file = match File::open(path) {
-        Ok(file) => file,
+    match read_small(path, LIMIT) {
+        Ok(bytes) => String::from_utf8(bytes)
+            .map(Some)
+            .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            return Ok(None);
+            Ok(None)
         }
-        Err(error) => return Err(failed(error)),
-    };
-    let mut text = String::new();
-    file.take(LIMIT + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > LIMIT {
-        return Err(Failure::new(format!("{}: more than {LIMIT} bytes of credentials", path.display())));
+        Err(error) => Err(failed(error)),
     }
-    Ok(Some(text))
 }

@@ -3,7 +3,7 @@
 //! Run by: the user, in the importer.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ use mizzen_core::Failure;
 use serde_json::{Map, Value, json};
 
 use crate::registry::credentials::auth_file::AuthFile;
+use crate::registry::credentials::read_text;
 use crate::registry::secret::Secret;
 
 /// Puts a login in, in place of all others to the same registry.
@@ -34,7 +35,7 @@ fn change(path: &Path, change: impl FnOnce(&mut Map<String, Value>)) -> Result<(
     let about = |failure: Failure| failure.about(path.display());
     // A link stays one: the file may be kept elsewhere.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut content = read(&target).map_err(about)?;
+    let mut content = read(&target)?;
     let auths = content.entry("auths").or_insert_with(|| json!({}));
     if auths.is_null() {
         *auths = json!({});
@@ -50,18 +51,14 @@ fn change(path: &Path, change: impl FnOnce(&mut Map<String, Value>)) -> Result<(
 }
 
 fn read(path: &Path) -> Result<Map<String, Value>, Failure> {
-    let mut text = String::new();
-    match File::open(path).and_then(|mut file| file.read_to_string(&mut text)) {
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Map::new()),
-        Err(error) => return Err(Failure::caused_by("cannot read it", error)),
-    }
+    let Some(text) = read_text(path)? else { return Ok(Map::new()) };
     if text.trim().is_empty() {
         return Ok(Map::new());
     }
     // The text has passwords: only the place is told.
     serde_json::from_str(&text).map_err(|error| {
         Failure::new(format!("not a file of credentials: line {}, column {}", error.line(), error.column()))
+            .about(path.display())
     })
 }
 

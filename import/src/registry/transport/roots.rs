@@ -3,9 +3,9 @@
 //! Run by: the user, in the importer.
 
 use std::fs;
-use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
+use mizzen::small_file::read_small;
 use mizzen_core::Failure;
 use ureq::tls::{Certificate, PemItem, parse_pem};
 
@@ -23,7 +23,7 @@ const BUNDLES: [&str; 6] = [
 /// Where Docker's and podman's administrators put the authorities of one registry.
 const PER_HOST: [&str; 2] = ["/etc/containers/certs.d", "/etc/docker/certs.d"];
 /// How long a file of certificates may be.
-const LIMIT: u64 = 16 << 20;
+const LIMIT: usize = 16 << 20;
 
 /// The certificates of the machine: what SSL_CERT_FILE and SSL_CERT_DIR say, else the system's bundle.
 pub fn of_machine(environment: &Environment) -> Result<Vec<Certificate<'static>>, Failure> {
@@ -68,10 +68,8 @@ fn files_of(directory: &Path) -> Vec<PathBuf> {
 /// The certificates in a file.
 pub fn read(file: &Path) -> Result<Vec<Certificate<'static>>, Failure> {
     let about = |failure: Failure| failure.about(file.display());
-    let mut bytes = Vec::new();
-    let read = fs::File::open(file).and_then(|opened| opened.take(LIMIT).read_to_end(&mut bytes));
-    read.map_err(|error: io::Error| Failure::caused_by("cannot read the certificates", error))
-        .map_err(about)?;
+    let bytes = read_small(file, LIMIT)
+        .map_err(|error| about(Failure::caused_by("cannot read the certificates", error)))?;
     let items = parse_pem(&bytes).filter_map(Result::ok);
     let certificates: Vec<_> = items
         .filter_map(|item| match item {
