@@ -126,6 +126,36 @@ fn what_was_changed_damaged_or_left_by_a_crash_is_not_used() {
     assert_out(&cluster.run("mizzen run /shared/all.sqsh sh -c 'cat /data/large'"), 0, "another");
 }
 
+/// A wait for the disk cannot be killed, and what it would be for does not matter in the next boot.
+#[test]
+fn a_layer_is_of_one_boot_and_nobody_waits_for_the_disk() {
+    let (cluster, expected) = cluster("booted");
+    let strace = "strace -f -o /tmp/trace -e trace=sync,syncfs,fsync,fdatasync,sync_file_range";
+    let learned = cluster.run(&LEARNING.replacen("mizzen run", &format!("{strace} mizzen run"), 1));
+    assert_eq!(learned.code, 0, "{}", learned.text());
+    let calls = cluster.run("grep -oE '[a-z_]*sync[a-z_]*\\(' /tmp/trace | sort -u");
+    assert_out(&calls, 0, "sync_file_range(\n");
+    let start = || {
+        cluster.run(&format!(
+            "mizzen run /shared/all.sqsh sh -c \"{LAYERS}; cd /; find data -type f | sort | xargs md5sum\""
+        ))
+    };
+    let with_layer = format!("lowerdir=/places:/unpacked-0:/image\n{expected}");
+    assert_out(&start(), 0, &with_layer);
+    let booted = cluster.run_as_root(
+        "cat /proc/sys/kernel/random/uuid > /tmp/boot && mount --bind /tmp/boot /proc/sys/kernel/random/boot_id",
+    );
+    assert_eq!(booted.code, 0, "{}", booted.text());
+    // It is set aside, unpacked again, and removed.
+    let again = cluster.run(&format!(
+        "(until grep -q $(cat /tmp/boot) {UNPACKED}/manifest; do sleep 0.1; done; touch ~/go) 2> /dev/null & \
+         mizzen run /shared/all.sqsh sh -c \"{LAYERS}; cd /; find data -type f | sort | xargs md5sum; until [ -e ~/go ]; do sleep 0.1; done\""
+    ));
+    assert_out(&again, 0, &expected);
+    assert_out(&start(), 0, &with_layer);
+    assert_out(&cluster.run("ls /var/tmp/mizzen-2001 | grep -c -e broken -e unpacking"), 1, "0\n");
+}
+
 #[test]
 fn whoever_wants_no_copies_gets_none() {
     let (cluster, expected) = cluster("not-unpacked");

@@ -42,6 +42,8 @@ const SLOWEST: Duration = Duration::from_millis(80);
 const AHEAD: u64 = 64;
 /// How often the disk is made to have what there is.
 const SYNC: Duration = Duration::from_secs(10);
+/// How often it is told to begin with that: a step that ends waits for what it still has to write then.
+const WRITEBACK: Duration = Duration::from_millis(500);
 /// Nothing is tried more often with an original that cannot be read.
 const ATTEMPTS: u32 = 5;
 /// How often those who wait for the lock look at it.
@@ -179,7 +181,7 @@ impl Filler<'_> {
         sink: &mut dyn ProgressSink,
     ) {
         let size = self.source.identity.size;
-        let (mut synced, mut said) = (Instant::now(), Instant::now());
+        let (mut synced, mut said, mut begun) = (Instant::now(), Instant::now(), Instant::now());
         while threads.iter().any(|thread| !thread.is_finished()) {
             std::thread::sleep(Duration::from_millis(20));
             let done = work.done.load(Ordering::Relaxed).min(size);
@@ -189,6 +191,10 @@ impl Filler<'_> {
                 if let Some(lock) = lock {
                     lock.write_holder(&format!(": {done} of {size} bytes"));
                 }
+            }
+            if begun.elapsed() > WRITEBACK {
+                self.fetcher.partial.start_writeback();
+                begun = Instant::now();
             }
             if synced.elapsed() > SYNC {
                 self.sync();

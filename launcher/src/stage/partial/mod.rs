@@ -28,6 +28,7 @@ use rustix::io::Errno;
 use super::cache::{BROKEN, Cache, TEMPORARY, describe};
 use super::evict::{self, Limits};
 use super::source::{FileIdentity, SourceImage};
+use crate::sys;
 use crate::trace::OrDebug;
 pub use record::boot;
 pub use record::{CHUNK, Head, Void, chunks, decode};
@@ -263,6 +264,12 @@ impl Partial {
         self.data.write_all_at(content, chunks.start * CHUNK)?;
         let marks = vec![WRITTEN; (chunks.end - chunks.start) as usize];
         self.record.write_all_at(&marks, HEAD + chunks.start)
+    }
+
+    /// Lets the disk begin to write what there is: there is less to wait for then in `sync`, which nobody can kill.
+    pub fn start_writeback(&self) {
+        // To the end of the file.
+        sys::start_writeback(&self.data, 0, 0);
     }
 
     /// Has the disk write what there is, and marks that.

@@ -307,7 +307,7 @@ impl StartProfile {
 pub fn is_of_layer(text: &[u8]) -> bool {
     let plan = choose::Plan::parse(text);
     assert!(plan.as_ref().is_none_or(|plan| choose::Plan::parse(&plan.text()).as_ref() == Some(plan)));
-    layer::parse_manifest(text).is_some() || layer::Journal::parse(text).is_some() || plan.is_some()
+    layer::Manifest::parse(text).is_some() || layer::Journal::parse(text).is_some() || plan.is_some()
 }
 
 /// Names the profile of an image and a program.

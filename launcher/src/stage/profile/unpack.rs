@@ -20,16 +20,16 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, Timespec, Timestamps, fchmod, flock, fstat, fstatvfs, futimens,
-    mkdirat, openat, renameat, statat, syncfs, unlinkat,
+    mkdirat, openat, renameat, statat, unlinkat,
 };
 use tracing::debug;
 
 use super::choose::{Plan, Planned, choose, find};
 use super::layer::{
-    self, FILES_NAME, JOURNAL, Journal, Layer, MANIFEST, MAX_LAYERS, UNPACKING, Unpacked, What, manifest_text,
+    self, FILES_NAME, JOURNAL, Journal, Layer, MAX_LAYERS, Manifest, UNPACKING, Unpacked, What,
 };
 use super::{StartProfile, parse_reads};
-use crate::stage::cache::{Cache, TEMPORARY};
+use crate::stage::cache::{BROKEN, Cache, TEMPORARY};
 use crate::stage::lock::{self, TryLock};
 use crate::stage::partial::boot;
 use crate::stage::{ROOM_LOCK, fs_type};
@@ -52,12 +52,16 @@ const DONE: u8 = 0;
 
 /// Makes one more layer, or goes on with it. `end` can be read when nobody needs it any more.
 pub fn unpack(profile: &StartProfile, cache: &Cache, image: &Image, end: &OwnedFd) -> io::Result<()> {
-    // A disk that is none has nothing to give.
-    if fs_type::is_memory(&cache.dir) || fs_type::is_network(&cache.dir, &[]) {
+    // A disk that is none has nothing to give; and what is unpacked is believed until the node is booted.
+    if boot().is_empty() || fs_type::is_memory(&cache.dir) || fs_type::is_network(&cache.dir, &[]) {
         return Ok(());
     }
     let lock = lock::try_lock(cache, &format!("{}{}.lock", super::PROFILE, profile.key));
     let TryLock::Acquired(_lock) = lock.map_err(io::Error::other)? else { return Ok(()) };
+    // What was found to be changed, or of before the node was booted.
+    for name in cache.names(BROKEN)? {
+        layer::remove(cache, &name);
+    }
     let layers = Layer::find(cache, &profile.key);
     if layers.len() >= MAX_LAYERS {
         return Ok(());
@@ -190,7 +194,11 @@ fn make(
     for batch in batches(plan, &done) {
         let opened: Vec<File> = batch.iter().map(|part| part.open(&files)).collect::<io::Result<_>>()?;
         confined(image, end, |_| fill(image, &batch, &opened))?;
-        for (Part { file, to, .. }, opened) in batch.iter().zip(&opened) {
+        for (Part { file, from, to }, opened) in batch.iter().zip(&opened) {
+            // What is dirty when the step ends, others on the node wait for.
+            if to - from >= PIECE as u64 {
+                sys::start_writeback(opened, *from, to - from);
+            }
             let is_part = *to < file.size;
             if !is_part {
                 look_like(opened, file.mode, file.mtime)?;
@@ -213,12 +221,7 @@ fn make(
         look_like(&directory, planned.mode, planned.mtime)?;
         manifest.push(Unpacked::new(&fstat(&directory)?, path));
     }
-    // Everything at once: thousands of small files one by one would keep the disk busy for much longer.
-    syncfs(layer)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut file = File::from(openat(layer, MANIFEST, flags, Mode::RUSR | Mode::WUSR)?);
-    file.write_all(&manifest_text(&manifest))?;
-    file.sync_all()?;
+    Manifest { boot: boot(), files: manifest }.write(layer)?;
     Ok(unlinkat(layer, JOURNAL, AtFlags::empty())?)
 }
 
