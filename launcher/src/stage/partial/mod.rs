@@ -31,8 +31,8 @@ use super::source::{FileIdentity, SourceImage};
 use crate::sys;
 use crate::trace::OrDebug;
 pub use record::boot;
-pub use record::{CHUNK, Head, Void, chunks, decode};
-use record::{DEMAND_AT, DURABLE, HEAD, MISSING, VOID_AT, WRITTEN, are_marks};
+pub use record::{CHUNK, DURABLE, Head, Void, chunks, decode};
+use record::{DEMAND_AT, HEAD, MISSING, VOID_AT, WRITTEN, are_marks};
 
 /// Begins the name of a copy in the making.
 pub const PARTIAL: &str = "partial-";
@@ -275,6 +275,9 @@ impl Partial {
     /// Has the disk write what there is, and marks that.
     pub fn sync(&self) -> io::Result<()> {
         let before = self.marks(0..chunks(self.size))?;
+        if !before.contains(&WRITTEN) {
+            return Ok(());
+        }
         fdatasync(&self.data)?;
         let mut first = 0;
         for run in before.chunk_by(|one, next| one == next) {
