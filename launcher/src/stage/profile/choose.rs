@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use mizzen_squashfs::{Image, Inode, Kind};
 
 use super::layer::{Layer, MAX_FILES, Unpacked};
-use super::reads::{Read, is_path};
+use super::reads::{Lengths, Read, is_path};
 
 /// Of a file that is larger than this, starts must have read a part that is worth unpacking all of it.
 const LARGE: u64 = 64 << 20;
@@ -94,7 +94,7 @@ pub fn choose<'a>(
     begun: &HashMap<Vec<u8>, Unpacked>,
     layers: &[Layer],
 ) -> Plan {
-    let lengths = lengths(reads.clone());
+    let Lengths(lengths) = Lengths::of(reads.clone());
     let mut known: HashSet<&[u8]> =
         layers.iter().flat_map(|layer| layer.files.iter().map(Vec::as_slice)).collect();
     let mut plan = Plan::default();
@@ -120,16 +120,6 @@ pub fn choose<'a>(
         }
     }
     plan
-}
-
-/// How much of each file was read.
-pub fn lengths<'a>(reads: impl Iterator<Item = Read<'a>>) -> BTreeMap<&'a [u8], u64> {
-    let mut lengths: BTreeMap<&[u8], u64> = BTreeMap::new();
-    for read in reads {
-        let length = lengths.entry(read.path).or_default();
-        *length = length.saturating_add(read.len);
-    }
-    lengths
 }
 
 /// Adds the directories above a file. The overlay shows them in the place of the image's, so they must be as those are; and their

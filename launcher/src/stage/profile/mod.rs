@@ -45,6 +45,7 @@ use super::{Provenance, StagingOptions, evict, own_directory};
 use crate::sys;
 use crate::trace::OrDebug;
 pub use layer::{Layer, list, remove, remove_all};
+use reads::Lengths;
 pub use reads::{ReadsWriter, parse_reads};
 
 /// Begins the name of a profile.
@@ -182,25 +183,28 @@ impl StartProfile {
         if self.layers.len() >= layer::MAX_LAYERS {
             return false;
         }
-        let is_unpacked = |path: &[u8]| self.layers.iter().any(|layer| layer.files.contains(path));
-        let lacking = parse_reads(text).into_iter().flatten().filter(|read| !is_unpacked(read.path));
-        lacking.fold(0_u64, |sum, read| sum.saturating_add(read.len)) >= WORTHWHILE
-            && !skip::holds(cache, &self.skip_name(), || self.begins_with(text, &self.layers))
+        let lacking = lacking(text, &self.layers);
+        if skip::beside(&lacking, &Lengths::default()) < WORTHWHILE {
+            return false;
+        }
+        let skipped = skip::read(cache, &self.skip_name(), self.circumstances(&self.layers));
+        let skipped = parse_reads(&skipped).map(Lengths::of).unwrap_or_default();
+        skip::beside(&lacking, &skipped) >= WORTHWHILE
     }
 
     fn skip_name(&self) -> String {
-        format!("{PROFILE}{}.declined", self.key)
+        format!("{PROFILE}{}.skip", self.key)
     }
 
-    fn begins_with(&self, text: &[u8], layers: &[Layer]) -> Digest {
-        skip::begins_with(text, layers, &format!("{:?} {:?}", self.max_size, self.keep_free))
+    fn circumstances(&self, layers: &[Layer]) -> Digest {
+        skip::circumstances(layers, &format!("{:?} {:?}", self.max_size, self.keep_free))
     }
 
     /// Has no other start try the same, for a while or for good.
     fn skip(&self, cache: &Cache, text: &[u8], layers: &[Layer], why: skip::Why) {
         debug!(?why, "nothing is unpacked");
-        let text = skip::text(self.begins_with(text, layers), why);
-        self.replace(cache, &self.skip_name(), text.as_bytes()).or_debug("the next start tries it again");
+        let text = skip::text(self.circumstances(layers), &lacking(text, layers), why);
+        self.replace(cache, &self.skip_name(), &text).or_debug("the next start tries it again");
     }
 
     /// Removes the profiles that were not written for the longest time.
@@ -339,6 +343,12 @@ pub fn is_of_layer(text: &[u8]) -> bool {
     let plan = choose::Plan::parse(text);
     assert!(plan.as_ref().is_none_or(|plan| choose::Plan::parse(&plan.text()).as_ref() == Some(plan)));
     layer::Manifest::parse(text).is_some() || layer::Journal::parse(text).is_some() || plan.is_some()
+}
+
+/// What starts have read and no layer has.
+fn lacking<'a>(text: &'a [u8], layers: &[Layer]) -> Lengths<'a> {
+    let is_unpacked = |path: &[u8]| layers.iter().any(|layer| layer.files.contains(path));
+    Lengths::of(parse_reads(text).into_iter().flatten().filter(|read| !is_unpacked(read.path)))
 }
 
 /// Names the profile of an image and a program.

@@ -1,7 +1,7 @@
 //! What a start has read, as text: one line for each part of a file, in order. Foreign code may have had a hand in it (the file
 //! server writes it down), so it is only a hint, and is read with checks. Runs as the user.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use mizzen_squashfs::fuse::Access;
 use mizzen_squashfs::{Image, InodeRef};
@@ -126,6 +126,36 @@ pub fn parse_reads(text: &[u8]) -> Option<impl Iterator<Item = Read<'_>> + Clone
         read.is_some() && number <= MAX_READS
     });
     is_good.then(|| reads.flatten())
+}
+
+/// How much of each file was read.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Lengths<'a>(pub BTreeMap<&'a [u8], u64>);
+
+impl<'a> Lengths<'a> {
+    /// Of all that was read.
+    pub fn of(reads: impl Iterator<Item = Read<'a>>) -> Lengths<'a> {
+        let mut lengths: BTreeMap<&[u8], u64> = BTreeMap::new();
+        for read in reads {
+            let length = lengths.entry(read.path).or_default();
+            *length = length.saturating_add(read.len);
+        }
+        Lengths(lengths)
+    }
+
+    /// As text, one read for each; no more than fits.
+    pub fn text(&self, limit: usize) -> Vec<u8> {
+        let mut text = HEAD.to_vec();
+        for (path, length) in self.0.iter().take(MAX_READS) {
+            let line = [format!("0 {length} ").as_bytes(), path, b"\n"].concat();
+            if text.len() + line.len() + TAIL.len() > limit {
+                break;
+            }
+            text.extend_from_slice(&line);
+        }
+        text.extend_from_slice(TAIL);
+        text
+    }
 }
 
 /// Whether it is an absolute path without `.`, `..` and empty names.
