@@ -28,7 +28,7 @@ pub fn of(name: &str) -> Result<Vec<Vec<u8>>> {
         "slurm-command" => texts(&["E\0", "K\u{9}", "R\u{7f}no such command\nload a module", ORDER]),
         "profile" => texts(&[
             "mizzen-profile 1\n0 131072 /usr/bin/python3\n4096 0 /usr/lib/a b\nend\n",
-            "mizzen-unpacked 2\nd 11 1700000000 99 0 /\nf 12 1700000000 99 131072 /usr/bin/python3\nend\n",
+            "mizzen-unpacked 3 5a5a5a5a-0000-4000-8000-000000000000\nd 11 1700000000 99 0 /\nf 12 1700000000 99 131072 /usr/bin/python3\nend\n",
             "mizzen-unpacking 1 7d1f 262144\nf 12 1700000000 99 131072 /usr/bin/python3\np 13 1700000000 99 4096 /a\n",
             "f 493 1700000000 131072 /usr/bin/python3\nd 493 1 0 /\nd 493 1 0 /usr\nd 1023 1 0 /usr/bin\n",
         ]),

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use mizzen_core::image::real_path;
 use mizzen_core::request::ImageSource;
-use mizzen_core::settings::{Key, Unshare, Verbosity, Workdir, Writable};
+use mizzen_core::settings::{Key, Unshare, Verbosity, Workdir};
 use mizzen_core::{Failure, limits};
 use mizzen_squashfs as squashfs;
 use tracing::{debug, info_span};
@@ -376,13 +376,13 @@ fn serve(
                 .staging
                 .verifies(Requirements::new(&options.image, &options.policy).content_matters());
             let command = &options.command;
-            // What is changed in a container that is writable or has a name stands for the layers below it: no others there.
-            let is_plain = lock.is_none() && options.settings.writable() == Writable::No;
+            // What was changed in a container with a name, in an earlier step, stands for the very layers that were below it then.
+            let has_no_name = lock.is_none();
             let find = |identity| {
                 let started = StartedImage { identity, provenance: origin.provenance, is_verified };
                 StartProfile::find(&started, command, &options.staging)
             };
-            let profile = origin.identity.as_ref().filter(|_| is_plain).and_then(find);
+            let profile = origin.identity.as_ref().filter(|_| has_no_name).and_then(find);
             let server = Server::start(squashfs, path, command, owner, watch, lock, profile.as_ref())?;
             RootSource::Squashfs(server)
         }

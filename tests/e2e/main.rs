@@ -66,5 +66,6 @@ mod step_channel;
 mod steps;
 mod surroundings;
 mod uneven_nodes;
+mod unpacking_faults;
 mod unstartable;
 mod ways_in;

@@ -3,7 +3,8 @@
 
 use mizzen_tests::check::{assert_out, count, run_in_time};
 use mizzen_tests::copies::{
-    CACHE, LARGE, assert_recovers, assert_sound, copies, digest_of, inject, large_cluster, slow_mount, sum_of,
+    CACHE, LARGE, assert_recovers, assert_sound, copies, digest_of, inject, large_cluster, signal_slow_disk,
+    slow_mount, sum_of,
 };
 use mizzen_tests::{Cluster, User};
 
@@ -186,6 +187,31 @@ fn what_the_disk_has_lost_is_read_from_the_original() {
     assert_recovers(&cluster, &image, "lost");
 }
 
+/// Who has the disk write what is there, and tells when it cannot, is the copier. Without one only what is on disk counts.
+#[test]
+fn without_a_copier_what_is_not_on_disk_is_read_from_the_original() {
+    let cluster = large_cluster("unsynced", "");
+    slow_mount(&cluster, "8M");
+    let started = cluster.run(&format!(
+        "mizzen run /slow/{LARGE} sh -c 'touch ready; until [ -e go ]; do sleep 0.1; done; sha256sum < /data/0; sha256sum < /data/2' > out 2> err & \
+         until [ -e ready ]; do sleep 0.1; done; sleep 1; pkill -9 -u alice -x mizzen-copy; \
+         tail -c +4097 {CACHE}/partial-*/record | tr -dc w | wc -c"
+    ));
+    let written: u32 = started.stdout.trim().parse().unwrap();
+    assert!(written > 8, "{}", started.text());
+    // As a disk does that has lost all, and has told nobody.
+    let lost = cluster.run_as_root(&format!(
+        "dd if=/dev/zero of=$(echo {CACHE}/partial-*/data) bs=1M count=24 conv=notrunc"
+    ));
+    assert_eq!(lost.code, 0, "{}", lost.text());
+    let ended = run_in_time(
+        &cluster,
+        "touch go; until [ $(wc -l < out) = 2 ]; do sleep 0.1; done; cat out; cat err >&2",
+    );
+    assert_out(&ended, 0, &(sum_of(0) + &sum_of(2)));
+    assert_eq!(ended.stderr, "");
+}
+
 /// Does to the copies in the making that processes on the login node have open what a disk does that has lost all.
 fn zero_data(cluster: &Cluster) -> mizzen_tests::Output {
     let script = "n=0; for p in $(pgrep -x mizzen-copy); do \
@@ -246,14 +272,4 @@ fn power_loss_leaves_no_wrong_copy() {
         cluster.run_as_root(&format!("umount /proc/sys/kernel/random/boot_id; for i in $(seq 50); do umount /disk && break; sleep 0.1; done; rm /local/{loss}"));
     }
     assert!(resumed >= losses / 3, "only {resumed} of {losses} losses had something to go on from");
-}
-
-/// Stops the FUSE server that the disk's file is behind, or lets it go on.
-#[track_caller]
-fn signal_slow_disk(cluster: &Cluster, signal: &str) {
-    let script = format!(
-        "for p in $(pgrep -f 'bindfs.*/shared$'); do [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] && kill -{signal} $p && echo $p; done"
-    );
-    let told = cluster.run_on("ctl", User::Root, &script);
-    assert_eq!(told.stdout.lines().count(), 1, "{}", told.text());
 }

@@ -61,9 +61,16 @@ fn the_next_start_finds_its_files_unpacked_and_as_they_are_in_the_image() {
     let sums = "cd /; find data -type f | sort | xargs md5sum";
     let again = cluster.run(&format!("mizzen run /shared/all.sqsh sh -c \"{LAYERS}; {sums}\""));
     assert_out(&again, 0, &format!("lowerdir=/places:/unpacked-0:/image\n{expected}"));
-    let after = cluster.run(&format!("mizzen run /shared/all.sqsh sh -c \"{look}\""));
+    let after = cluster.run(&format!(
+        "mizzen run --verbose /shared/all.sqsh sh -c \"{look}\"; find {UNPACKED}/files -type f | wc -l"
+    ));
     assert!(before.stdout.contains("data/sticky directory 1777 "), "{}", before.text());
-    assert_eq!(before.stdout, after.stdout);
+    let (seen, files) = after.stdout.trim_end().rsplit_once('\n').unwrap();
+    assert_eq!(before.stdout.trim_end(), seen);
+    // What came from where.
+    let work = after.stderr.lines().find(|line| line.starts_with("mizzen: note: /shared/all.sqsh: "));
+    let end = format!(" inflated; {files} files were unpacked before");
+    assert!(work.is_some_and(|work| work.ends_with(&end)), "{}", after.text());
     let other = cluster.run(&format!("mizzen run /shared/all.sqsh busybox {LAYERS}"));
     assert_out(&other, 1, "");
 
@@ -126,6 +133,36 @@ fn what_was_changed_damaged_or_left_by_a_crash_is_not_used() {
     assert_out(&cluster.run("mizzen run /shared/all.sqsh sh -c 'cat /data/large'"), 0, "another");
 }
 
+/// A wait for the disk cannot be killed, and what it would be for does not matter in the next boot.
+#[test]
+fn a_layer_is_of_one_boot_and_nobody_waits_for_the_disk() {
+    let (cluster, expected) = cluster("booted");
+    let strace = "strace -f -o /tmp/trace -e trace=sync,syncfs,fsync,fdatasync,sync_file_range";
+    let learned = cluster.run(&LEARNING.replacen("mizzen run", &format!("{strace} mizzen run"), 1));
+    assert_eq!(learned.code, 0, "{}", learned.text());
+    let calls = cluster.run("grep -oE '[a-z_]*sync[a-z_]*\\(' /tmp/trace | sort -u");
+    assert_out(&calls, 0, "sync_file_range(\n");
+    let start = || {
+        cluster.run(&format!(
+            "mizzen run /shared/all.sqsh sh -c \"{LAYERS}; cd /; find data -type f | sort | xargs md5sum\""
+        ))
+    };
+    let with_layer = format!("lowerdir=/places:/unpacked-0:/image\n{expected}");
+    assert_out(&start(), 0, &with_layer);
+    let booted = cluster.run_as_root(
+        "cat /proc/sys/kernel/random/uuid > /tmp/boot && mount --bind /tmp/boot /proc/sys/kernel/random/boot_id",
+    );
+    assert_eq!(booted.code, 0, "{}", booted.text());
+    // It is set aside, unpacked again, and removed.
+    let again = cluster.run(&format!(
+        "(until grep -q $(cat /tmp/boot) {UNPACKED}/manifest; do sleep 0.1; done; touch ~/go) 2> /dev/null & \
+         mizzen run /shared/all.sqsh sh -c \"{LAYERS}; cd /; find data -type f | sort | xargs md5sum; until [ -e ~/go ]; do sleep 0.1; done\""
+    ));
+    assert_out(&again, 0, &expected);
+    assert_out(&start(), 0, &with_layer);
+    assert_out(&cluster.run("ls /var/tmp/mizzen-2001 | grep -c -e broken -e unpacking"), 1, "0\n");
+}
+
 #[test]
 fn whoever_wants_no_copies_gets_none() {
     let (cluster, expected) = cluster("not-unpacked");
@@ -140,6 +177,131 @@ fn whoever_wants_no_copies_gets_none() {
     configure(&cluster, "stage_unpacked_max_size = \"10m\"\n");
     let little = cluster.run(&format!("mizzen run /shared/all.sqsh {sums}; ls /var/tmp/mizzen-2001 | grep -c ^unpacked; ls /var/tmp/mizzen-2001 | grep -c '^profile-[0-9a-f]*$'"));
     assert_out(&little, 0, &format!("{expected}0\n1\n"));
+}
+
+/// In a container whose changes are lost with it there is nothing that stands for other files than it began with.
+#[test]
+fn a_writable_container_has_the_files_too_and_its_changes_to_itself() {
+    let (cluster, expected) = cluster("unpacked-writable");
+    // It is noted as others are.
+    let learned = cluster.run(&LEARNING.replacen("mizzen run", "mizzen run --writable", 1));
+    assert_eq!((learned.code, learned.stderr.as_str()), (0, ""), "{}", learned.text());
+    let writable = "grep -o 'lowerdir=/places:/unpacked-0:/image,upperdir=/changes' /proc/self/mountinfo";
+    let sums = "cd /; find data -type f | sort | xargs md5sum";
+    let change = "cd /data && echo more >> small/file && wc -l < small/file && rm large && mkdir large && touch sticky/new && \
+                  mv group/file group/renamed && mv small moved && chmod 700 moved/file && ls -R | tr '\n' ' '";
+    for options in ["--writable", "--writable --remap-root"] {
+        let run = cluster
+            .run(&format!("mizzen run {options} /shared/all.sqsh sh -c \"{writable}; {sums}; {change}\""));
+        let changed = "2\n.: closed group large marked moved other sticky  ./closed: file  ./group: renamed  ./large:  \
+                       ./marked: file  ./moved: file  ./sticky: file new ";
+        let lower = "lowerdir=/places:/unpacked-0:/image,upperdir=/changes\n";
+        assert_out(&run, 0, &format!("{lower}{expected}{changed}"));
+    }
+    let after = cluster.run(&format!("mizzen run /shared/all.sqsh sh -c \"{LAYERS}; {sums}\""));
+    assert_out(&after, 0, &format!("lowerdir=/places:/unpacked-0:/image\n{expected}"));
+    // Changes of a container with a name stand for what was below them.
+    let named = cluster
+        .run("mizzen run --name=lasting /shared/all.sqsh sh -c 'grep -c unpacked- /proc/self/mountinfo'");
+    assert_out(&named, 1, "0\n");
+}
+
+/// Where nothing is unpacked, the server inflates what the profile says before the program asks for it.
+#[test]
+fn what_is_only_noted_is_inflated_ahead() {
+    let (cluster, expected) = cluster("inflated-ahead");
+    configure(&cluster, "stage_unpacked_max_size = \"10m\"\n");
+    let asleep = "mizzen run --verbose /shared/all.sqsh sh -c 'sleep 1'";
+    let inflated = || {
+        let run = cluster.run(asleep);
+        let work = run.stderr.split("/shared/all.sqsh: ").nth(1).unwrap_or_default();
+        let number = work.split("; ").nth(1).and_then(|text| text.strip_suffix(" MB inflated\n"));
+        number.and_then(|number| number.parse::<f64>().ok()).unwrap_or_else(|| panic!("{}", run.text()))
+    };
+    let alone = inflated();
+    let sums = "cd /; find data -type f | sort | xargs md5sum";
+    let noted = cluster.run(&format!("mizzen run /shared/all.sqsh sh -c \"{sums}; sleep 2\"; ls /var/tmp/mizzen-2001 | grep -c '^profile-[0-9a-f]*$'"));
+    assert_out(&noted, 0, &format!("{expected}1\n"));
+    let ahead = inflated();
+    assert!(alone < 4.0 && ahead > 7.0, "{alone} and {ahead} MB of a start that reads nothing");
+    assert_out(&cluster.run(&format!("mizzen run /shared/all.sqsh sh -c \"{sums}\"")), 0, &expected);
+}
+
+/// The server's memory is bounded, however much is known of a start.
+#[test]
+fn sixteen_readers_with_a_full_profile_stay_within_64_mib() {
+    let cluster = with_busybox("memory");
+    configure(&cluster, "stage_unpacked_max_size = \"1m\"\n");
+    let tree = ImageTree::busybox().unwrap();
+    let directory = format!("data/{}", "long".repeat(9));
+    let mut state = 7_u32;
+    let mut byte = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    for number in 10..26 {
+        tree.file(&format!("{directory}/{number}"), "").unwrap();
+        let content: Vec<u8> = (0..5 << 20).map(|_| byte()).collect();
+        fs::write(tree.path(&format!("{directory}/{number}")), content).unwrap();
+    }
+    cluster.share("all.sqsh", &tree.squashfs(&["-comp", "zstd", "-b", "1M"]).unwrap()).unwrap();
+    let noted =
+        cluster.run(&format!("mizzen run /shared/all.sqsh sh -c 'cat /{directory}/* | wc -c; sleep 2'"));
+    assert_eq!(noted.code, 0, "{}", noted.text());
+    // As many lines as a profile may have, and nearly as long as it may be.
+    let lines = format!(
+        "seq 65536 | awk 'BEGIN {{ print \"mizzen-profile 1\" }} \
+         {{ print $1 * 7919 % 5000000, 100 + $1 % 10, \"/{directory}/\" 10 + $1 % 16 }} END {{ print \"end\" }}' > $(ls -d /var/tmp/mizzen-2001/profile-*[0-9a-f])"
+    );
+    let length = cluster.run(&format!("{lines}; wc -c < $(ls -d /var/tmp/mizzen-2001/profile-*[0-9a-f])"));
+    assert!(
+        (3_800_000..4 << 20).contains(&length.stdout.trim().parse::<u32>().unwrap()),
+        "{}",
+        length.text()
+    );
+    let read = cluster.run(&format!(
+        "mizzen run /shared/all.sqsh sh -c 'for n in /{directory}/*; do md5sum $n & done | sort | md5sum; wait; touch ~/read; until [ -e ~/go ]; do sleep 0.05; done' & \
+         until [ -e read ]; do sleep 0.05; done; sed -n 's/^VmHWM:[^0-9]*//p' /proc/$(pgrep -u alice -x mizzen-fuse)/status; touch go; wait"
+    ));
+    let peak = read.stdout.lines().find_map(|line| line.strip_suffix(" kB"));
+    let peak: u32 = peak.and_then(|peak| peak.parse().ok()).unwrap();
+    println!("{peak} KiB");
+    assert!(peak < 64 << 10, "{peak} KiB");
+}
+
+/// Files with several names become none of a layer. An unpacker finds that, and the starts after it do not try it again.
+#[test]
+fn what_cannot_be_unpacked_starts_an_unpacker_once() {
+    let cluster = with_busybox("skipped");
+    configure(&cluster, "");
+    let tree = ImageTree::busybox().unwrap();
+    let line = "what a program reads when it starts\n";
+    for name in ["linked", "plain"] {
+        tree.file(&format!("data/{name}"), &line.repeat((20 << 20) / line.len())).unwrap();
+    }
+    fs::hard_link(tree.path("data/linked"), tree.path("data/again")).unwrap();
+    cluster.share("all.sqsh", &tree.squashfs(&["-comp", "zstd"]).unwrap()).unwrap();
+    // How many unpackers a start has, and what is left.
+    let unpackers = |files: &str| {
+        let run = cluster.run(&format!(
+            "strace -f -o /tmp/trace -e trace=prctl mizzen run /shared/all.sqsh sh -c 'cd /data; cat {files} > /dev/null; sleep 2; until ! pgrep -x mizzen-unpack > /dev/null; do sleep 0.1; done'; \
+             grep -c 'PR_SET_NAME, \"mizzen-unpack' /tmp/trace; ls /var/tmp/mizzen-2001 | sed 's/-[0-9a-f]*//' | tr '\n' ' '"
+        ));
+        run.stdout
+    };
+    let skipped = "profile profile.lock profile.skip room.lock ";
+    assert_eq!(unpackers("linked"), format!("1\n{skipped}"));
+    assert_eq!(unpackers("linked"), format!("0\n{skipped}"));
+    // There is more to unpack now. What is left is looked at once more.
+    assert_eq!(unpackers("linked plain"), format!("1\n{skipped}unpacked-0 "));
+    assert_eq!(unpackers("linked plain"), format!("1\n{skipped}unpacked-0 "));
+    assert_eq!(unpackers("linked plain"), format!("0\n{skipped}unpacked-0 "));
+    // As after any other change of what it depends on.
+    configure(&cluster, "stage_unpacked_max_size = \"1g\"\n");
+    assert_eq!(unpackers("linked"), format!("1\n{skipped}unpacked-0 "));
+    let removed =
+        cluster.run("mizzen cache remove --all > /dev/null; ls /var/tmp/mizzen-2001 | grep -c profile");
+    assert_out(&removed, 1, "0\n");
 }
 
 /// Whose image has more files than are unpacked in a moment, in /data and /more, which do not compress to nothing.

@@ -138,6 +138,16 @@ pub fn signal_server(cluster: &Cluster, machine: &str, signal: &str) {
     assert_eq!(told.stdout.lines().count(), 1, "{}", told.text());
 }
 
+/// Stops the FUSE server that the file of a disk in /shared is behind, or lets it go on.
+#[track_caller]
+pub fn signal_slow_disk(cluster: &Cluster, signal: &str) {
+    let script = format!(
+        "for p in $(pgrep -f 'bindfs.*/shared$'); do [ $(readlink /proc/$p/ns/mnt) = $(readlink /proc/self/ns/mnt) ] && kill -{signal} $p && echo $p; done"
+    );
+    let told = cluster.run_on("ctl", User::Root, &script);
+    assert_eq!(told.stdout.lines().count(), 1, "{}", told.text());
+}
+
 /// How many bytes the FUSE server of a machine has read for /shared so far, beside the kernel's requests, which are
 /// small.
 #[track_caller]

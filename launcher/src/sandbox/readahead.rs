@@ -68,10 +68,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Brings what earlier starts have read into the image's cache, in the same order, a little ahead of this one.
 pub fn read_profile(image: &Image, text: &[u8], recorder: &Recorder) {
     let mut done = 0;
-    let mut file: Option<(Vec<u8>, Inode)> = None;
-    for read in parse_reads(text).unwrap_or_default() {
+    let mut file: Option<(&[u8], Inode)> = None;
+    for read in parse_reads(text).into_iter().flatten() {
         if file.as_ref().is_none_or(|(path, _)| *path != read.path) {
-            file = image.resolve(&read.path).ok().map(|inode| (read.path.clone(), inode));
+            file = image.resolve(read.path).ok().map(|inode| (read.path, inode));
         }
         let Some((_, inode)) = &file else { continue };
         let mut at = read.offset;

@@ -89,7 +89,7 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
         }
         Root::Writable(kept) => {
             make_directory(Path::new(ROOT))?;
-            writable(plan, image, kept, changes)?;
+            writable(plan, image, kept, changes, layers)?;
             Path::new(ROOT)
         }
     };
@@ -178,7 +178,13 @@ fn enter_scratch_root() -> Result<(), Failure> {
 }
 
 /// An overlay over the image; what is written stays in memory, or on disk.
-fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>) -> Result<(), Failure> {
+fn writable(
+    plan: &Plan,
+    image: &Path,
+    kept: &Changes,
+    on_disk: Option<OwnedFd>,
+    layers: Vec<OwnedFd>,
+) -> Result<(), Failure> {
     let changes = Path::new("/changes");
     make_directory(changes)?;
     match (kept, on_disk) {
@@ -198,9 +204,18 @@ fn writable(plan: &Plan, image: &Path, kept: &Changes, on_disk: Option<OwnedFd>)
     }
     // The mount points are a layer too: made through the overlay they would copy the image's directories, whose owner
     // may be one that the container does not know.
-    let lower = mount_point_layer(plan, &[], image)?;
-    let options = format!("{lower},upperdir=/changes/upper,workdir=/changes/work,userxattr");
-    overlay(&options, MsFlags::empty()).map_err(|errno| {
+    let layers = bind_layers(layers)?;
+    let mount = |layers: &[PathBuf]| {
+        let lower = mount_point_layer(plan, layers, image)?;
+        let options = format!("{lower},upperdir=/changes/upper,workdir=/changes/work,userxattr");
+        Ok(overlay(&options, MsFlags::empty()))
+    };
+    // Not every disk with unpacked files can be below an overlay.
+    let mounted = match mount(&layers)? {
+        Err(_) if !layers.is_empty() => mount(&[])?,
+        mounted => mounted,
+    };
+    mounted.map_err(|errno| {
         let failure = Failure::caused_by("--writable: cannot mount an overlay", errno);
         failure.or_hint(match kept {
             Changes::OnDisk { .. } if !are_unknown(errno) => NO_DISK,

@@ -145,7 +145,7 @@ impl Server {
                 starts,
             ) {
                 Ok(()) => {
-                    to_watcher.ended(&work_of(image));
+                    to_watcher.ended(&work_of(image, profile));
                     0
                 }
                 Err(error) => {
@@ -277,8 +277,7 @@ fn serve(
         let (image, watcher, recorder) = (Arc::clone(image), Arc::clone(watcher), recorder.clone());
         // What is unpacked is not read through this server.
         let is_unpacked = profile.is_some_and(|profile| !profile.layers().is_empty());
-        let (command, reads) =
-            (command.to_vec(), profile.and_then(StartProfile::reads_ahead).map(<[u8]>::to_vec));
+        let (command, reads) = (command.to_vec(), profile.and_then(StartProfile::reads_ahead));
         std::thread::Builder::new().name(READ_AHEAD.to_owned()).spawn(move || {
             if !is_unpacked {
                 readahead::read(&image, &readahead::first_files(&command, &image));
@@ -337,8 +336,8 @@ fn note_reads(
     }
 }
 
-/// Where the bytes of an image came from, for people.
-fn work_of(image: &squashfs::Image) -> String {
+/// Where the bytes of an image came from, for people: what is unpacked does not come through here.
+fn work_of(image: &squashfs::Image, profile: Option<&StartProfile>) -> String {
     let squashfs::Work { read, inflated } = image.work();
     let origin = match image.source().missed() {
         None => String::new(),
@@ -348,7 +347,12 @@ fn work_of(image: &squashfs::Image) -> String {
             megabytes(missed)
         ),
     };
-    format!("{} read{origin}; {} inflated", megabytes(read), megabytes(inflated))
+    let unpacked = match profile.map_or(0, StartProfile::unpacked_files) {
+        0 => String::new(),
+        1 => "; 1 file was unpacked before".to_owned(),
+        files => format!("; {files} files were unpacked before"),
+    };
+    format!("{} read{origin}; {} inflated{unpacked}", megabytes(read), megabytes(inflated))
 }
 
 /// As many as can work at once, within reason. (The standard library's answer takes a tenth of a millisecond, for which the

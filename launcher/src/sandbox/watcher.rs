@@ -199,8 +199,8 @@ impl Watched<'_> {
     pub fn watch(&self, pid: Pid, watch: &Watch) {
         become_watcher();
         let made = self.version();
-        if let Some((profile, _)) = self.starts.filter(|(profile, _)| profile.is_to_be_unpacked()) {
-            profile.spawn_unpacker(self.image);
+        if let Some((profile, _)) = self.starts {
+            profile.go_on(self.image);
         }
         let (mut last_words, mut has_turn, mut noted, mut notes) = (None, false, 0_u32, 0);
         let mut buffer = [0; LIMIT];

@@ -3,7 +3,8 @@
 //!
 //! A process that is stopped, as those of a suspended job are, keeps the locks on the chunks that it was fetching, and may go on
 //! at any time. So nobody else writes them: the copy would be another file than the one whose times were noted when it was
-//! published. It costs the room of a second copy for as long as the other process lives.
+//! published. It costs the room of a second copy for as long as the other process lives. Of the copy in the making only what is on
+//! disk is taken: nobody may ever sync the rest, and hear that it is lost.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +18,7 @@ use super::copy::{CopyError, copy};
 use super::evict;
 use super::fill::{Filler, Unfilled};
 use super::obtain::publish;
-use super::partial::{CHUNK, chunks, is_good};
+use super::partial::{CHUNK, DURABLE, chunks};
 use super::progress_sink::{Activity, ProgressSink};
 
 /// As many chunks are moved at once: a megabyte.
@@ -28,6 +29,11 @@ pub fn copy_apart(filler: &Filler, sink: &mut dyn ProgressSink) -> Result<(File,
     let (cache, fetcher) = (filler.cache, filler.fetcher);
     let (partial, size) = (&fetcher.partial, fetcher.partial.size);
     let unwritten = |why: String| Unfilled::Cache(format!("{}: {why}", cache.path.display()));
+    // What was written and never synced may be lost, whatever the page cache says, and only this tells.
+    filler.sync();
+    if let Some(why) = fetcher.stopped() {
+        return Err(why.into());
+    }
     let room = evict::reserve(cache, size, 0, filler.limits).map_err(Unfilled::Cache)?;
     let unfinished = cache.begin(size).map_err(|errno| unwritten(describe(errno)))?;
     drop(room);
@@ -37,12 +43,12 @@ pub fn copy_apart(filler: &Filler, sink: &mut dyn ProgressSink) -> Result<(File,
         let marks = partial.marks(first..(first + PIECE).min(count));
         for run in marks
             .map_err(|error| unwritten(cause(&error)))?
-            .chunk_by(|one, next| is_good(*one) == is_good(*next))
+            .chunk_by(|one, next| (*one == DURABLE) == (*next == DURABLE))
         {
             let (begin, end) = (chunk * CHUNK, ((chunk + run.len() as u64) * CHUNK).min(size));
             chunk += run.len() as u64;
             let mut content = vec![0; (end - begin) as usize];
-            if run.iter().all(|mark| is_good(*mark)) {
+            if run.first() == Some(&DURABLE) {
                 partial.data.read_exact_at(&mut content, begin).map_err(|error| unwritten(cause(&error)))?;
             } else {
                 fetcher.original.read_exact_at(&mut content, begin).map_err(Unfilled::Source)?;

@@ -17,7 +17,7 @@ use tracing::debug;
 use super::cache::Cache;
 use super::evict::Limits;
 use super::fetch::{Fetched, Fetcher};
-use super::fill::{Filler, Pace, Silent};
+use super::fill::{Filler, Pace, SYNC, Silent};
 use super::partial::{Partial, chunks_of};
 use super::source::{FileIdentity, SourceImage};
 use crate::sys;
@@ -120,6 +120,7 @@ impl Job<'_> {
         };
         if let Err(why) = filler.run(&mut Silent) {
             debug!(?why, "the copy is not completed");
+            filler.sync_until_stopped(SYNC);
         }
     }
 

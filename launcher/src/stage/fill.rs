@@ -41,7 +41,9 @@ const SLOWEST: Duration = Duration::from_millis(80);
 /// What readers will want next is sought so many chunks behind what they wanted last.
 const AHEAD: u64 = 64;
 /// How often the disk is made to have what there is.
-const SYNC: Duration = Duration::from_secs(10);
+pub const SYNC: Duration = Duration::from_secs(10);
+/// How often it is told to begin with that: a step that ends waits for what it still has to write then.
+const WRITEBACK: Duration = Duration::from_millis(500);
 /// Nothing is tried more often with an original that cannot be read.
 const ATTEMPTS: u32 = 5;
 /// How often those who wait for the lock look at it.
@@ -179,7 +181,7 @@ impl Filler<'_> {
         sink: &mut dyn ProgressSink,
     ) {
         let size = self.source.identity.size;
-        let (mut synced, mut said) = (Instant::now(), Instant::now());
+        let (mut synced, mut said, mut begun) = (Instant::now(), Instant::now(), Instant::now());
         while threads.iter().any(|thread| !thread.is_finished()) {
             std::thread::sleep(Duration::from_millis(20));
             let done = work.done.load(Ordering::Relaxed).min(size);
@@ -190,6 +192,10 @@ impl Filler<'_> {
                     lock.write_holder(&format!(": {done} of {size} bytes"));
                 }
             }
+            if begun.elapsed() > WRITEBACK {
+                self.fetcher.partial.start_writeback();
+                begun = Instant::now();
+            }
             if synced.elapsed() > SYNC {
                 self.sync();
                 synced = Instant::now();
@@ -197,8 +203,17 @@ impl Filler<'_> {
         }
     }
 
+    /// Goes on to have the disk write what readers ask for, when nothing else is filled any more: what is marked as written is used,
+    /// and whoever uses it is to hear when it is lost.
+    pub fn sync_until_stopped(&self, every: Duration) {
+        while self.fetcher.stopped().is_none() {
+            std::thread::sleep(every);
+            self.sync();
+        }
+    }
+
     /// What a disk could not write is not there any more, whatever is marked, and the kernel says so only once.
-    fn sync(&self) {
+    pub fn sync(&self) {
         if let Err(error) = self.fetcher.partial.sync() {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
             self.fetcher.partial.make_void(Void::Lost(errno));

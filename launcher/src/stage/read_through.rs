@@ -10,16 +10,17 @@
 //! does to a running program is what they would do without a copy.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mizzen_core::failure::cause;
 use mizzen_squashfs::{ByteSource, TellNote};
+use nix::errno::Errno;
 use nix::sys::socket::sockopt::ReceiveTimeout;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recvmsg, setsockopt, socketpair};
 use nix::sys::time::TimeVal;
 use nix::unistd::{read, write};
 
@@ -27,7 +28,7 @@ use super::cache::Cache;
 use super::copier::{ANSWER, Job, REQUEST, decode};
 use super::evict::Limits;
 use super::fetch::{Comparison, Fetched, compare};
-use super::partial::{Partial, Void, chunks, chunks_of, is_good, marks_in, void_in};
+use super::partial::{DURABLE, Partial, Void, chunks, chunks_of, is_good, marks_in, void_in};
 use super::source::{FileIdentity, SourceImage};
 use super::{fs_type, obtain};
 use crate::image::shown;
@@ -50,7 +51,7 @@ pub struct ReadThrough {
     name: String,
     data: File,
     record: File,
-    /// A bit for each chunk that this process has seen to be good.
+    /// A bit for each chunk that this process has seen to be on disk.
     known: Vec<AtomicU64>,
     /// The process that has made this, and the sockets: the first is its own, the others are its file server's. In each of
     /// the two processes the other one's sockets are never touched.
@@ -129,7 +130,8 @@ impl ReadThrough {
         })
     }
 
-    /// Whether the copy has these bytes.
+    /// Whether the copy has these bytes. What is written and not on disk yet counts as long as the copier lives: it has the disk write
+    /// that, and tells all if the disk cannot. Without it nobody may ever hear that it is lost.
     fn has(&self, at: u64, length: u64) -> bool {
         // Also of what was good: the disk may have lost it since.
         if self.void().is_some() {
@@ -145,15 +147,25 @@ impl ReadThrough {
             return true;
         }
         let Ok(marks) = marks_in(&self.record, wanted.clone()) else { return false };
-        if !marks.iter().all(|mark| is_good(*mark)) {
-            return false;
-        }
-        for chunk in wanted {
+        for (chunk, _) in wanted.zip(&marks).filter(|(_, mark)| **mark == DURABLE) {
             if let (Some(word), bit) = bit(chunk) {
                 word.fetch_or(bit, Ordering::Release);
             }
         }
-        true
+        let is_good = |mark: &u8| *mark == DURABLE || is_good(*mark) && self.has_copier();
+        marks.iter().all(is_good)
+    }
+
+    /// Whether the copier lives: its sockets are open.
+    fn has_copier(&self) -> bool {
+        let own = if std::process::id() == self.launcher { OWN } else { OWN + 1 };
+        let Some(socket) = self.sockets.get(own) else { return false };
+        // An answer that is there is another thread's.
+        let (mut byte, flags) = ([0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
+        match recvmsg::<()>(socket.as_raw_fd(), &mut [IoSliceMut::new(&mut byte)], None, flags) {
+            Ok(message) => message.bytes > 0,
+            Err(errno) => matches!(errno, Errno::EAGAIN | Errno::EINTR),
+        }
     }
 
     /// Why nothing of the copy is used any more, if that is so.
@@ -175,7 +187,7 @@ impl ReadThrough {
         let answered = asked.and_then(|_| {
             loop {
                 match read(&self.sockets[socket], &mut answer) {
-                    Err(nix::errno::Errno::EINTR) => {}
+                    Err(Errno::EINTR) => {}
                     done => break done,
                 }
             }

@@ -28,10 +28,11 @@ use rustix::io::Errno;
 use super::cache::{BROKEN, Cache, TEMPORARY, describe};
 use super::evict::{self, Limits};
 use super::source::{FileIdentity, SourceImage};
+use crate::sys;
 use crate::trace::OrDebug;
 pub use record::boot;
-pub use record::{CHUNK, Head, Void, chunks, decode};
-use record::{DEMAND_AT, DURABLE, HEAD, MISSING, VOID_AT, WRITTEN, are_marks};
+pub use record::{CHUNK, DURABLE, Head, Void, chunks, decode};
+use record::{DEMAND_AT, HEAD, MISSING, VOID_AT, WRITTEN, are_marks};
 
 /// Begins the name of a copy in the making.
 pub const PARTIAL: &str = "partial-";
@@ -265,9 +266,18 @@ impl Partial {
         self.record.write_all_at(&marks, HEAD + chunks.start)
     }
 
+    /// Lets the disk begin to write what there is: there is less to wait for then in `sync`, which nobody can kill.
+    pub fn start_writeback(&self) {
+        // To the end of the file.
+        sys::start_writeback(&self.data, 0, 0);
+    }
+
     /// Has the disk write what there is, and marks that.
     pub fn sync(&self) -> io::Result<()> {
         let before = self.marks(0..chunks(self.size))?;
+        if !before.contains(&WRITTEN) {
+            return Ok(());
+        }
         fdatasync(&self.data)?;
         let mut first = 0;
         for run in before.chunk_by(|one, next| one == next) {

@@ -1,8 +1,9 @@
 use super::record::decode;
 use super::*;
 use crate::image::testing::Scratch;
+use crate::stage::apart::copy_apart;
 use crate::stage::fetch::{Comparison, Fetched, Fetcher, Stopped, compare};
-use crate::stage::fill::{Filler, Pace, Silent};
+use crate::stage::fill::{Filler, Pace, Silent, Unfilled};
 
 const SIZE: u64 = 5 * CHUNK + 77;
 const UNLIMITED: Limits = Limits { max_size: None, keep_free: None };
@@ -301,4 +302,63 @@ fn what_a_stopped_process_has_under_way_is_copied_apart() {
     assert!(cache.names(PARTIAL).unwrap().is_empty());
     // When the other one goes on, the copy is not what it writes to.
     assert_ne!(fstat(&copy).unwrap().st_ino, fstat(&stopped.data).unwrap().st_ino);
+}
+
+/// Of what nobody has synced, nobody knows whether the disk has it.
+#[test]
+fn what_is_copied_apart_is_on_disk_first() {
+    let (_scratch, cache, original) = cache_and_original();
+    let identity = FileIdentity::of(&original).unwrap();
+    let source = source(&original, std::path::Path::new("/shared/original"));
+    let fetcher = |original: &File| {
+        let partial = begun(&cache, original).reopen().unwrap();
+        Fetcher::new(partial, original.try_clone().unwrap(), identity.clone(), &cache, &UNLIMITED)
+    };
+    let filler = |fetcher| {
+        copy_apart(
+            &Filler { fetcher, cache: &cache, source: &source, limits: &UNLIMITED, pace: Pace::Foreground },
+            &mut Silent,
+        )
+    };
+    let kept = fetcher(&original);
+    assert_eq!(kept.demand(1..3), Fetched::Kept);
+    assert_eq!(marks(&kept.partial), b"\0ww\0\0\0");
+    let (_, digest) = filler(&kept).unwrap();
+    assert_eq!(marks(&kept.partial), b"\0DD\0\0\0");
+    assert_eq!(std::fs::read(cache.copy_path(digest)).unwrap(), content());
+    // Of one that is void nothing is copied, and nothing is read for that.
+    let mut void = fetcher(&original);
+    void.partial.make_void(Void::Lost(libc::EIO));
+    void.original = File::options().write(true).open("/dev/null").unwrap();
+    let why = filler(&void).unwrap_err();
+    assert!(matches!(&why, Unfilled::Cache(why) if why == "Input/output error"), "{why:?}");
+}
+
+/// What readers ask for when nothing is filled any more is used as well.
+#[test]
+fn what_is_written_is_synced_as_long_as_somebody_may_read_it() {
+    let (_scratch, cache, original) = cache_and_original();
+    let identity = FileIdentity::of(&original).unwrap();
+    let source = source(&original, std::path::Path::new("/shared/original"));
+    let partial = begun(&cache, &original).reopen().unwrap();
+    let fetcher = Fetcher::new(partial, original.try_clone().unwrap(), identity, &cache, &UNLIMITED);
+    let filler = Filler {
+        fetcher: &fetcher,
+        cache: &cache,
+        source: &source,
+        limits: &UNLIMITED,
+        pace: Pace::Background,
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| filler.sync_until_stopped(Duration::from_millis(5)));
+        for chunk in [0, 4] {
+            assert_eq!(fetcher.demand(chunk..chunk + 1), Fetched::Kept);
+            let begin = std::time::Instant::now();
+            while fetcher.partial.marks(chunk..chunk + 1).unwrap() != [DURABLE] {
+                assert!(begin.elapsed() < Duration::from_secs(20));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        fetcher.stop(Stopped::Changed);
+    });
 }

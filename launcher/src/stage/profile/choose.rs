@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use mizzen_squashfs::{Image, Inode, Kind};
 
 use super::layer::{Layer, MAX_FILES, Unpacked};
-use super::reads::{Read, is_path};
+use super::reads::{Lengths, Read, is_path};
 
 /// Of a file that is larger than this, starts must have read a part that is worth unpacking all of it.
 const LARGE: u64 = 64 << 20;
@@ -88,18 +88,19 @@ impl Plan {
 
 /// The files that starts have looked at, as far as they can be files of a directory, and no layer has them yet. What was begun is
 /// finished.
-pub fn choose(image: &Image, reads: &[Read], begun: &HashMap<Vec<u8>, Unpacked>, layers: &[Layer]) -> Plan {
-    let mut lengths: HashMap<&[u8], u64> = HashMap::new();
-    for read in reads {
-        let length = lengths.entry(&read.path).or_default();
-        *length = length.saturating_add(read.len);
-    }
+pub fn choose<'a>(
+    image: &Image,
+    reads: impl Iterator<Item = Read<'a>> + Clone,
+    begun: &HashMap<Vec<u8>, Unpacked>,
+    layers: &[Layer],
+) -> Plan {
+    let Lengths(lengths) = Lengths::of(reads.clone());
     let mut known: HashSet<&[u8]> =
         layers.iter().flat_map(|layer| layer.files.iter().map(Vec::as_slice)).collect();
     let mut plan = Plan::default();
     // Directories that cannot be made as they are in the image.
     let mut unfit: HashSet<Vec<u8>> = HashSet::new();
-    let paths = begun.keys().chain(reads.iter().map(|read| &read.path));
+    let paths = begun.keys().map(Vec::as_slice).chain(reads.map(|read| read.path));
     for path in paths {
         if plan.files.len() == MAX_FILES || !known.insert(path) {
             continue;
@@ -107,7 +108,7 @@ pub fn choose(image: &Image, reads: &[Read], begun: &HashMap<Vec<u8>, Unpacked>,
         let Some(inode) = find(image, path) else { continue };
         let is_worth = inode.size() <= LARGE
             || begun.contains_key(path)
-            || lengths.get(path.as_slice()).is_some_and(|length| *length >= inode.size() / WORTH_PART);
+            || lengths.get(path).is_some_and(|length| *length >= inode.size() / WORTH_PART);
         // Names of the same file would become different files; what programs see of the rest must be what the image says.
         let is_plain = matches!(inode.kind, Kind::File(_))
             && inode.nlink == 1
@@ -115,7 +116,7 @@ pub fn choose(image: &Image, reads: &[Read], begun: &HashMap<Vec<u8>, Unpacked>,
             && !inode.has_xattrs();
         if is_worth && is_plain && add_directories(image, path, &mut plan.directories, &mut unfit) {
             let (mode, mtime, size) = (inode.mode & 0o777, inode.mtime, inode.size());
-            plan.files.push(Planned { path: path.clone(), mode, mtime, size });
+            plan.files.push(Planned { path: path.to_vec(), mode, mtime, size });
         }
     }
     plan

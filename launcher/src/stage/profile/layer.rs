@@ -2,17 +2,18 @@
 //!
 //!     unpacked-KEY-N/
 //!       files/     the files, with the directories that they are in
-//!       manifest   one line for each of them: its inode, its time of change, its size, its path; written last
+//!       manifest   the boot of the node, and one line for each of them: its inode, its time of change, its size, its path; written last
 //!
 //!     unpacking-KEY/   one that is being made
 //!       files/
 //!       journal        the boot of the node, how much it will be, and the same lines for what is done
 //!
-//! The kernel reads the files, so nobody can check what it reads. What was written is on disk before the manifest has its name, so
-//! a crash leaves no layer. A file's time of change (ctime) tells of every later write, and no user can set it. All of a layer is
-//! compared with its manifest before it is used, the directories too: theirs tells of every name that came or went. What differs is set
-//! aside and unpacked again. What a disk loses by itself is not seen, as with every file on it; those who ask for an image by its
-//! digest get no layers.
+//! The kernel reads the files, so nobody can check what it reads. A layer is used only in the boot in which it was made: a node that
+//! loses power may lose what it has not written, and nobody waits for the disk (in a step that ends, such a wait cannot be
+//! killed, and would cost the node). A file's time of change (ctime) tells of every later write, and no user can set it. All of a
+//! layer is compared with its manifest before it is used, the directories too: theirs tells of every name that came or went. What
+//! differs is set aside and unpacked again. What a disk loses by itself is not seen, as with every file on it; those who ask for an
+//! image by its digest get no layers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -31,6 +32,8 @@ use rustix::fs::{
 use super::reads::is_path;
 use crate::remove_tree;
 use crate::stage::cache::{BROKEN, Cache};
+use crate::stage::partial::boot;
+use crate::trace::OrDebug;
 use tracing::debug;
 
 /// Begins the name of a layer.
@@ -45,7 +48,7 @@ pub const MANIFEST: &str = "manifest";
 pub const JOURNAL: &str = "journal";
 const NEW_JOURNAL: &str = "journal.new";
 
-const HEAD: &str = "mizzen-unpacked 2";
+const HEAD: &str = "mizzen-unpacked 3";
 const JOURNAL_HEAD: &str = "mizzen-unpacking 1";
 const TAIL: &str = "end";
 
@@ -140,22 +143,43 @@ pub fn is_own_file(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_uid == geteuid().as_raw()
 }
 
-/// A manifest as text.
-pub fn manifest_text(files: &[Unpacked]) -> Vec<u8> {
-    let mut text = format!("{HEAD}\n").into_bytes();
-    text.extend(files.iter().flat_map(Unpacked::line));
-    text.extend_from_slice(format!("{TAIL}\n").as_bytes());
-    text
+/// What a complete layer has.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// The boot of the node in which it was made.
+    pub boot: String,
+    /// Its files and directories.
+    pub files: Vec<Unpacked>,
 }
 
-/// Reads a manifest. None if it is not complete.
-pub fn parse_manifest(text: &[u8]) -> Option<Vec<Unpacked>> {
-    let mut lines: Vec<&[u8]> = text.strip_suffix(b"\n")?.split(|byte| *byte == b'\n').collect();
-    if lines.first() != Some(&HEAD.as_bytes()) || lines.len() < 2 || lines.pop() != Some(TAIL.as_bytes()) {
-        return None;
+impl Manifest {
+    /// As text.
+    pub fn text(&self) -> Vec<u8> {
+        let mut text = format!("{HEAD} {}\n", self.boot).into_bytes();
+        text.extend(self.files.iter().flat_map(Unpacked::line));
+        text.extend_from_slice(format!("{TAIL}\n").as_bytes());
+        text
     }
-    let whole = |line: &&[u8]| Unpacked::parse(line).filter(|unpacked| unpacked.what != What::Part);
-    lines.iter().skip(1).map(whole).collect::<Option<Vec<_>>>().filter(|files| files.len() <= MAX_NAMES)
+
+    /// Reads it. None if it is not complete.
+    pub fn parse(text: &[u8]) -> Option<Manifest> {
+        let mut lines = text.strip_suffix(b"\n")?.split(|byte| *byte == b'\n');
+        let head = std::str::from_utf8(lines.next()?).ok()?;
+        let boot = head.strip_prefix(HEAD)?.strip_prefix(' ')?.to_owned();
+        let mut lines: Vec<&[u8]> = lines.collect();
+        if lines.pop() != Some(TAIL.as_bytes()) || lines.len() > MAX_NAMES {
+            return None;
+        }
+        let whole = |line: &&[u8]| Unpacked::parse(line).filter(|unpacked| unpacked.what != What::Part);
+        Some(Manifest { boot, files: lines.iter().map(whole).collect::<Option<_>>()? })
+    }
+
+    /// Writes it. It is believed in this boot alone, so nobody waits for the disk.
+    pub fn write(&self, directory: &OwnedFd) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(directory, MANIFEST, flags, Mode::RUSR | Mode::WUSR)?;
+        File::from(file).write_all(&self.text())
+    }
 }
 
 /// What is written down of a layer that is being made.
@@ -244,7 +268,12 @@ impl Layer {
         let mut manifest = File::from(manifest);
         let read = (&mut manifest).take(MANIFEST_LIMIT).read_to_end(&mut text);
         read.map_err(|_| "the manifest cannot be read")?;
-        let expected = parse_manifest(&text).ok_or("the manifest is not whole")?;
+        let Manifest { boot: made, files: expected } =
+            Manifest::parse(&text).ok_or("the manifest is not whole")?;
+        let now = boot();
+        if now.is_empty() || made != now {
+            return Err("they were unpacked before the node was booted");
+        }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = openat(&lock, FILES_NAME, flags, Mode::empty()).map_err(|_| "there are no files")?;
         for file in &expected {
@@ -302,7 +331,7 @@ pub fn list(cache: &Cache) -> Vec<Listed> {
         let directory = openat(&cache.dir, &*name, DIRECTORY_FLAGS, Mode::empty()).ok();
         let size = directory.as_ref().and_then(|directory| {
             if is_whole {
-                let files = parse_manifest(&read_manifest(directory))?;
+                let Manifest { files, .. } = Manifest::parse(&read_manifest(directory))?;
                 Some(files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size)))
             } else {
                 Journal::read(directory).map(|journal| journal.size)
@@ -329,13 +358,11 @@ fn read_manifest(directory: &OwnedFd) -> Vec<u8> {
     text
 }
 
-/// Takes a layer out of the way, and removes it if nobody uses it.
+/// Takes a layer out of the way. It is removed by an unpacker, or when room is made: a start does not wait for that.
 fn set_aside(cache: &Cache, name: &str) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos());
     let aside = format!("{BROKEN}{name}-{now}");
-    if rustix::fs::renameat(&cache.dir, name, &cache.dir, &*aside).is_ok() {
-        remove(cache, &aside);
-    }
+    rustix::fs::renameat(&cache.dir, name, &cache.dir, &*aside).or_debug("unpacked files stay");
 }
 
 /// Removes a layer, whole or not, unless somebody uses it.
@@ -383,12 +410,12 @@ mod tests {
         std::fs::write(&file, "content").unwrap();
         let unpacked =
             |path: &[u8], file: &Path| Unpacked::new(&fstat(File::open(file).unwrap()).unwrap(), path);
-        let manifest = [
+        let files = vec![
             unpacked(b"/", &directory.join("files")),
             unpacked(b"/usr/lib", file.parent().unwrap()),
             unpacked(b"/usr/lib/libx.so", &file),
         ];
-        std::fs::write(directory.join(MANIFEST), manifest_text(&manifest)).unwrap();
+        std::fs::write(directory.join(MANIFEST), Manifest { boot: boot(), files }.text()).unwrap();
         file
     }
 
@@ -396,7 +423,7 @@ mod tests {
     fn a_layer_is_used_as_long_as_nobody_has_touched_it() {
         /// What somebody does to a layer, given its file.
         type Change = fn(&Path);
-        let changes: [(Change, bool); 9] = [
+        let changes: [(Change, bool); 10] = [
             (|_| (), true),
             (|file| assert_eq!(std::fs::read(file).unwrap(), b"content"), true),
             (|file| std::fs::write(file, "CONTENT").unwrap(), false),
@@ -423,6 +450,16 @@ mod tests {
                     let manifest = file.ancestors().nth(4).unwrap().join(MANIFEST);
                     let text = std::fs::read(&manifest).unwrap();
                     std::fs::write(manifest, &text[..text.len() - 2]).unwrap();
+                },
+                false,
+            ),
+            // One of before the node was booted, in which some of it may never have reached the disk.
+            (
+                |file| {
+                    let manifest = file.ancestors().nth(4).unwrap().join(MANIFEST);
+                    let Manifest { files, .. } = Manifest::parse(&std::fs::read(&manifest).unwrap()).unwrap();
+                    let other = "00000000-0000-0000-0000-000000000000".to_owned();
+                    std::fs::write(manifest, Manifest { boot: other, files }.text()).unwrap();
                 },
                 false,
             ),
@@ -462,18 +499,21 @@ mod tests {
         let file =
             Unpacked { what: What::File, ino: 7, changed: (-1, 999), size: 5, path: b"/a b/c".to_vec() };
         let root = Unpacked { what: What::Directory, path: b"/".to_vec(), size: 0, ..file.clone() };
-        let text = manifest_text(&[root, file]);
-        assert_eq!(manifest_text(&parse_manifest(&text).unwrap()), text);
-        assert_eq!(parse_manifest(&manifest_text(&[])).unwrap(), []);
+        let manifest = |files| Manifest { boot: "b".to_owned(), files };
+        let text = manifest(vec![root, file]).text();
+        assert_eq!(Manifest::parse(&text).unwrap().text(), text);
+        assert_eq!(Manifest::parse(&manifest(vec![]).text()), Some(manifest(vec![])));
         for cut in 0..text.len() {
-            assert_eq!(parse_manifest(&text[..cut]), None, "{cut}");
+            assert_eq!(Manifest::parse(&text[..cut]), None, "{cut}");
         }
         for line in
             ["f 1 1 1 1 a", "f 1 1 1 1 /../a", "f 1 1 1 1 /a//b", "f 1 1 1 1 ", "f 1 1 1 1 /", "p 1 1 1 1 /a"]
         {
-            let line = format!("{HEAD}\n{line}\n{TAIL}\n");
-            assert_eq!(parse_manifest(line.as_bytes()), None, "{line}");
+            let line = format!("{HEAD} b\n{line}\n{TAIL}\n");
+            assert_eq!(Manifest::parse(line.as_bytes()), None, "{line}");
         }
+        // Of an earlier version, which did not say the boot.
+        assert_eq!(Manifest::parse(b"mizzen-unpacked 2\nend\n"), None);
     }
 
     #[test]

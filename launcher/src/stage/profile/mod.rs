@@ -8,6 +8,7 @@
 //!
 //!     mizzen-UID/
 //!       profile-KEY            what a start reads; KEY is computed from the identity of the image and the program's name
+//!       profile-KEY.skip       what an unpacker found not worth it, or had no room for
 //!       unpacked-KEY-N/        the files, and `manifest`, which says that they are complete; the N-th has what those before lack
 //!       unpacking-KEY/         the next of them, as far as it is made
 //!
@@ -17,6 +18,7 @@
 mod choose;
 mod layer;
 mod reads;
+mod skip;
 mod unpack;
 
 use std::ffi::{OsStr, OsString};
@@ -26,6 +28,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use mizzen_core::Digest;
 use mizzen_core::staging::{Amount, Policy};
@@ -42,6 +45,7 @@ use super::{Provenance, StagingOptions, evict, own_directory};
 use crate::sys;
 use crate::trace::OrDebug;
 pub use layer::{Layer, list, remove, remove_all};
+use reads::Lengths;
 pub use reads::{ReadsWriter, parse_reads};
 
 /// Begins the name of a profile.
@@ -53,8 +57,8 @@ pub const WORTHWHILE: u64 = 4 << 20;
 /// No more than this is written down of a program's starts.
 pub const PROFILE_LIMIT: usize = 4 << 20;
 
-/// Profiles of this user, and their locks.
-const MAX_PROFILES: usize = 128;
+/// Profiles of this user, with their locks and what is skipped of them.
+const MAX_PROFILES: usize = 192;
 
 /// Removes everything that is not in use; tells how many bytes the unpacked files had.
 pub fn forget_all(cache: &Cache) -> u64 {
@@ -76,7 +80,7 @@ pub struct StartProfile {
     keep_free: Option<Amount>,
     key: String,
     /// What starts have read, as it was written down.
-    text: Vec<u8>,
+    text: Arc<Vec<u8>>,
     layers: Vec<Layer>,
     unpacking: Unpacking,
 }
@@ -121,7 +125,7 @@ impl StartProfile {
             max_size: staging.unpacked_max_size,
             keep_free: staging.limits.keep_free,
             key: key(image.identity, program.unwrap_or_default()),
-            text: Vec::new(),
+            text: Arc::default(),
             layers: Vec::new(),
             unpacking: match image.provenance {
                 Provenance::Cache | Provenance::Copied | Provenance::Site => Unpacking::FromCopy,
@@ -134,7 +138,7 @@ impl StartProfile {
             },
         };
         if let Some(cache) = &profile.cache {
-            profile.text = profile.read(cache);
+            profile.text = Arc::new(profile.read(cache));
             if !profile.text.is_empty() {
                 profile.layers = Layer::find(cache, &profile.key);
             }
@@ -144,13 +148,18 @@ impl StartProfile {
     }
 
     /// What starts have read, if the server is to inflate it ahead.
-    pub fn reads_ahead(&self) -> Option<&[u8]> {
-        (self.layers.is_empty() && !self.text.is_empty()).then_some(&*self.text)
+    pub fn reads_ahead(&self) -> Option<Arc<Vec<u8>>> {
+        (self.layers.is_empty() && !self.text.is_empty()).then(|| Arc::clone(&self.text))
     }
 
     /// The unpacked files, the last layer first.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
+    }
+
+    /// How many files they have.
+    pub fn unpacked_files(&self) -> usize {
+        self.layers.iter().map(|layer| layer.files.len()).sum()
     }
 
     /// What keeps the layers from being removed, as long as it is open.
@@ -163,15 +172,39 @@ impl StartProfile {
         self.cache.as_ref().map(|cache| cache.dir.as_fd())
     }
 
-    /// Whether something that starts read could be unpacked right now.
-    pub fn is_to_be_unpacked(&self) -> bool {
+    /// Unpacks what earlier starts have read, if there is more of it than the layers have.
+    pub fn go_on(&self, image: &Image) {
+        self.spawn_unpacker(image, &self.text);
+    }
+
+    /// Whether something that starts read could be unpacked right now. Most of what cannot be is found by an unpacker, and written
+    /// down: it is not started again for the same.
+    fn is_to_be_unpacked(&self, cache: &Cache, text: &[u8]) -> bool {
         if self.layers.len() >= layer::MAX_LAYERS {
             return false;
         }
-        let is_unpacked = |path: &[u8]| self.layers.iter().any(|layer| layer.files.contains(path));
-        let reads = parse_reads(&self.text).unwrap_or_default();
-        let lacking = reads.iter().filter(|read| !is_unpacked(&read.path));
-        lacking.fold(0_u64, |sum, read| sum.saturating_add(read.len)) >= WORTHWHILE
+        let lacking = lacking(text, &self.layers);
+        if skip::beside(&lacking, &Lengths::default()) < WORTHWHILE {
+            return false;
+        }
+        let skipped = skip::read(cache, &self.skip_name(), self.circumstances(&self.layers));
+        let skipped = parse_reads(&skipped).map(Lengths::of).unwrap_or_default();
+        skip::beside(&lacking, &skipped) >= WORTHWHILE
+    }
+
+    fn skip_name(&self) -> String {
+        format!("{PROFILE}{}.skip", self.key)
+    }
+
+    fn circumstances(&self, layers: &[Layer]) -> Digest {
+        skip::circumstances(layers, &format!("{:?} {:?}", self.max_size, self.keep_free))
+    }
+
+    /// Has no other start try the same, for a while or for good.
+    fn skip(&self, cache: &Cache, text: &[u8], layers: &[Layer], why: skip::Why) {
+        debug!(?why, "nothing is unpacked");
+        let text = skip::text(self.circumstances(layers), &lacking(text, layers), why);
+        self.replace(cache, &self.skip_name(), &text).or_debug("the next start tries it again");
     }
 
     /// Removes the profiles that were not written for the longest time.
@@ -191,9 +224,9 @@ impl StartProfile {
     pub fn note(&self, image: &Image, file: &File, is_quiet: bool) {
         match &self.cache {
             Some(cache) => {
-                self.write_from(cache, file);
-                if is_quiet {
-                    self.spawn_unpacker(image);
+                let text = self.write_from(cache, file);
+                if let Some(text) = text.filter(|_| is_quiet) {
+                    self.spawn_unpacker(image, &text);
                 }
             }
             // The directory is made by a process for which nobody waits.
@@ -208,7 +241,8 @@ impl StartProfile {
         }
     }
 
-    fn write_from(&self, cache: &Cache, file: &File) {
+    /// Gives what is known now.
+    fn write_from(&self, cache: &Cache, file: &File) -> Option<Vec<u8>> {
         let mut reads = vec![0; PROFILE_LIMIT];
         let mut length = 0;
         while let Ok(more @ 1..) = file.read_at(reads.get_mut(length..).unwrap_or_default(), length as u64) {
@@ -216,29 +250,30 @@ impl StartProfile {
         }
         reads.truncate(length);
         let old = if self.layers.is_empty() { &[][..] } else { &self.text };
-        let Some(text) = reads::join(old, &reads, PROFILE_LIMIT) else { return };
+        let text = reads::join(old, &reads, PROFILE_LIMIT)?;
         let _mask = sys::FileMask::set(cache::MASK);
-        self.replace(cache, &text).or_debug("the profile of the start is not kept");
+        let name = format!("{PROFILE}{}", self.key);
+        self.replace(cache, &name, &text).or_debug("the profile of the start is not kept");
         StartProfile::forget_old(cache);
+        Some(text)
     }
 
-    fn replace(&self, cache: &Cache, text: &[u8]) -> std::io::Result<()> {
+    fn replace(&self, cache: &Cache, name: &str, text: &[u8]) -> std::io::Result<()> {
         let temporary = format!("{TEMPORARY}{}-profile", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = openat(&cache.dir, &*temporary, flags, Mode::RUSR | Mode::WUSR)?;
         let written = File::from(file).write_all(text);
-        let done = written.and_then(|()| {
-            Ok(renameat(&cache.dir, &*temporary, &cache.dir, format!("{PROFILE}{}", self.key))?)
-        });
+        let done = written.and_then(|()| Ok(renameat(&cache.dir, &*temporary, &cache.dir, name)?));
         if done.is_err() {
             let _ = unlinkat(&cache.dir, &*temporary, AtFlags::empty());
         }
         done
     }
 
-    /// Unpacks in a process of its own what starts have read and no layer has. It ends with this one.
-    pub fn spawn_unpacker(&self, image: &Image) {
-        if self.can_unpack(image) {
+    /// Unpacks in a process of its own what starts have read (`text`) and no layer has. It ends with this one.
+    fn spawn_unpacker(&self, image: &Image, text: &[u8]) {
+        let is_to_be_unpacked = |cache| self.is_to_be_unpacked(cache, text);
+        if self.can_unpack(image) && self.cache.as_ref().is_some_and(is_to_be_unpacked) {
             self.spawn(image, &[], |cache, end| unpack::unpack(self, cache, image, end));
         }
     }
@@ -307,7 +342,13 @@ impl StartProfile {
 pub fn is_of_layer(text: &[u8]) -> bool {
     let plan = choose::Plan::parse(text);
     assert!(plan.as_ref().is_none_or(|plan| choose::Plan::parse(&plan.text()).as_ref() == Some(plan)));
-    layer::parse_manifest(text).is_some() || layer::Journal::parse(text).is_some() || plan.is_some()
+    layer::Manifest::parse(text).is_some() || layer::Journal::parse(text).is_some() || plan.is_some()
+}
+
+/// What starts have read and no layer has.
+fn lacking<'a>(text: &'a [u8], layers: &[Layer]) -> Lengths<'a> {
+    let is_unpacked = |path: &[u8]| layers.iter().any(|layer| layer.files.contains(path));
+    Lengths::of(parse_reads(text).into_iter().flatten().filter(|read| !is_unpacked(read.path)))
 }
 
 /// Names the profile of an image and a program.

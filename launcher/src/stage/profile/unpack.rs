@@ -20,16 +20,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, Timespec, Timestamps, fchmod, flock, fstat, fstatvfs, futimens,
-    mkdirat, openat, renameat, statat, syncfs, unlinkat,
+    mkdirat, openat, renameat, statat, unlinkat,
 };
-use tracing::debug;
 
 use super::choose::{Plan, Planned, choose, find};
 use super::layer::{
-    self, FILES_NAME, JOURNAL, Journal, Layer, MANIFEST, MAX_LAYERS, UNPACKING, Unpacked, What, manifest_text,
+    self, FILES_NAME, JOURNAL, Journal, Layer, MAX_LAYERS, Manifest, UNPACKING, Unpacked, What,
 };
+use super::skip::Why;
 use super::{StartProfile, parse_reads};
-use crate::stage::cache::{Cache, TEMPORARY};
+use crate::stage::cache::Cache;
+use crate::stage::evict;
 use crate::stage::lock::{self, TryLock};
 use crate::stage::partial::boot;
 use crate::stage::{ROOM_LOCK, fs_type};
@@ -47,13 +48,17 @@ const PIECE: usize = 1 << 20;
 const PLAN_LIMIT: usize = 32 << 20;
 /// Making room is a matter of milliseconds.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
-/// The last that a child says.
+/// The last that a child says: this, or the number of an error.
 const DONE: u8 = 0;
+const FULL: u8 = libc::ENOSPC as u8;
+const OVER_QUOTA: u8 = libc::EDQUOT as u8;
+/// An error without a number.
+const UNKNOWN: u8 = u8::MAX;
 
 /// Makes one more layer, or goes on with it. `end` can be read when nobody needs it any more.
 pub fn unpack(profile: &StartProfile, cache: &Cache, image: &Image, end: &OwnedFd) -> io::Result<()> {
-    // A disk that is none has nothing to give.
-    if fs_type::is_memory(&cache.dir) || fs_type::is_network(&cache.dir, &[]) {
+    // A disk that is none has nothing to give; and what is unpacked is believed until the node is booted.
+    if boot().is_empty() || fs_type::is_memory(&cache.dir) || fs_type::is_network(&cache.dir, &[]) {
         return Ok(());
     }
     let lock = lock::try_lock(cache, &format!("{}{}.lock", super::PROFILE, profile.key));
@@ -63,28 +68,18 @@ pub fn unpack(profile: &StartProfile, cache: &Cache, image: &Image, end: &OwnedF
         return Ok(());
     }
     let begun = Begun::find(cache, format!("{UNPACKING}{}", profile.key));
-    let reads = parse_reads(&profile.read(cache)).unwrap_or_default();
-    let told =
-        confined(image, end, |say| say.write_all(&choose(image, &reads, &begun.done, &layers).text()))?;
-    let plan = Plan::parse(&told).ok_or_else(|| io::Error::other("what is in the image makes no sense"))?;
-    let made = match begun.make_room(profile, cache, &plan)? {
-        None => {
-            debug!(size = plan.size(), "nothing is unpacked");
-            layer::remove(cache, &begun.name);
-            return Ok(());
-        }
-        Some(directory) => make(image, &plan, &directory, begun.done, end).and_then(|()| {
-            if !profile.is_unchanged(image) {
-                return Err(io::Error::other("the image was changed meanwhile"));
-            }
-            Ok(renameat(&cache.dir, &*begun.name, &cache.dir, layer::name(&profile.key, layers.len()))?)
-        }),
+    let text = profile.read(cache);
+    let made = begun.finish(profile, cache, image, &layers, &text, end);
+    let is_full = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+    let why = match &made {
+        Ok(why) => *why,
+        Err(error) => is_full(error).then_some(Why::Full),
     };
-    // What was done stays for the next one, if only the time was too short.
-    if made.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
+    if let Some(why) = why {
         layer::remove(cache, &begun.name);
+        profile.skip(cache, &text, &layers, why);
     }
-    made
+    made.map(drop)
 }
 
 /// A layer of which a part may have been made.
@@ -95,6 +90,40 @@ struct Begun {
 }
 
 impl Begun {
+    /// Makes the layer of what starts have read. Tells why, if there is to be none.
+    fn finish(
+        &self,
+        profile: &StartProfile,
+        cache: &Cache,
+        image: &Image,
+        layers: &[Layer],
+        text: &[u8],
+        end: &OwnedFd,
+    ) -> io::Result<Option<Why>> {
+        let plan = || match parse_reads(text) {
+            Some(reads) => choose(image, reads, &self.done, layers),
+            None => Plan::default(),
+        };
+        let told = confined(image, end, |say| say.write_all(&plan().text()))?;
+        let plan =
+            Plan::parse(&told).ok_or_else(|| io::Error::other("what is in the image makes no sense"))?;
+        let directory = match self.make_room(profile, cache, &plan)? {
+            Ok(directory) => directory,
+            Err(why) => return Ok(Some(why)),
+        };
+        let made = make(image, &plan, &directory, self.done.clone(), end).and_then(|()| {
+            if !profile.is_unchanged(image) {
+                return Err(io::Error::other("the image was changed meanwhile"));
+            }
+            Ok(renameat(&cache.dir, &*self.name, &cache.dir, layer::name(&profile.key, layers.len()))?)
+        });
+        // What was done stays for the next one, if only the time was too short.
+        if made.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
+            layer::remove(cache, &self.name);
+        }
+        made.map(|()| None)
+    }
+
     /// What earlier processes have done since the node was booted: what they wrote before may not have reached the disk.
     fn find(cache: &Cache, name: String) -> Begun {
         let done = || -> Option<HashMap<Vec<u8>, Unpacked>> {
@@ -123,24 +152,27 @@ impl Begun {
         }
     }
 
-    /// Opens or makes its directory, and has room for it among the user's unpacked files. Copies of images stay. None if it is not
-    /// worth it, or there is no room.
-    fn make_room(&self, profile: &StartProfile, cache: &Cache, plan: &Plan) -> io::Result<Option<OwnedFd>> {
+    /// Opens or makes its directory, and has room for it among the user's unpacked files. Copies of images stay. It may not be worth
+    /// it, or there may be no room.
+    fn make_room(
+        &self,
+        profile: &StartProfile,
+        cache: &Cache,
+        plan: &Plan,
+    ) -> io::Result<Result<OwnedFd, Why>> {
         let size = plan.size();
-        if size < LEAST {
-            return Ok(None);
-        }
         let _lock = lock::lock_with_timeout(cache, ROOM_LOCK, ROOM_PATIENCE).map_err(io::Error::other)?;
-        // Of those that were made in another way, and killed.
-        for name in cache.names(TEMPORARY)? {
-            layer::remove(cache, &name);
+        // What was found to be changed, or of before the node was booted, and what killed processes have left.
+        evict::sweep(cache);
+        if size < LEAST {
+            return Ok(Err(Why::TooLittle));
         }
         let disk = fstatvfs(&cache.dir)?;
         let all = disk.f_blocks.saturating_mul(disk.f_frsize);
         let limit = profile.max_size.map_or(u64::MAX, |amount| amount.of(all));
         let keep = profile.keep_free.map_or(0, |amount| amount.of(all));
         if size > limit {
-            return Ok(None);
+            return Ok(Err(Why::NoRoom));
         }
         let directory = match open_directory(&cache.dir, self.name.as_bytes()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -161,16 +193,16 @@ impl Begun {
         let has_room = || others().saturating_add(size) <= limit && free() >= needed;
         // What cannot have room in any case costs no other start its files.
         if free().saturating_add(others()) < needed {
-            return Ok(None);
+            return Ok(Err(Why::NoRoom));
         }
         layer::remove_all(cache, has_room);
         if !has_room() {
-            return Ok(None);
+            return Ok(Err(Why::NoRoom));
         }
         // Before anybody else makes room: it says how much there will be.
         let files: Vec<Unpacked> = self.done.values().cloned().collect();
         Journal { boot: boot(), size, files }.write(&directory)?;
-        Ok(Some(directory))
+        Ok(Ok(directory))
     }
 }
 
@@ -190,7 +222,11 @@ fn make(
     for batch in batches(plan, &done) {
         let opened: Vec<File> = batch.iter().map(|part| part.open(&files)).collect::<io::Result<_>>()?;
         confined(image, end, |_| fill(image, &batch, &opened))?;
-        for (Part { file, to, .. }, opened) in batch.iter().zip(&opened) {
+        for (Part { file, from, to }, opened) in batch.iter().zip(&opened) {
+            // What is dirty when the step ends, others on the node wait for.
+            if to - from >= PIECE as u64 {
+                sys::start_writeback(opened, *from, to - from);
+            }
             let is_part = *to < file.size;
             if !is_part {
                 look_like(opened, file.mode, file.mtime)?;
@@ -213,12 +249,7 @@ fn make(
         look_like(&directory, planned.mode, planned.mtime)?;
         manifest.push(Unpacked::new(&fstat(&directory)?, path));
     }
-    // Everything at once: thousands of small files one by one would keep the disk busy for much longer.
-    syncfs(layer)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut file = File::from(openat(layer, MANIFEST, flags, Mode::RUSR | Mode::WUSR)?);
-    file.write_all(&manifest_text(&manifest))?;
-    file.sync_all()?;
+    Manifest { boot: boot(), files: manifest }.write(layer)?;
     Ok(unlinkat(layer, JOURNAL, AtFlags::empty())?)
 }
 
@@ -305,9 +336,14 @@ fn confined(
         let done = set_pdeathsig(Signal::SIGKILL)
             .map_err(io::Error::from)
             .and_then(|()| fuse::filter::confine(image.source().system_calls()))
-            .and_then(|()| work(&mut say))
-            .and_then(|()| say.write_all(&[DONE]));
-        i32::from(done.is_err())
+            .and_then(|()| work(&mut say));
+        let end = match &done {
+            Ok(()) => DONE,
+            Err(error) => {
+                error.raw_os_error().and_then(|number| u8::try_from(number).ok()).unwrap_or(UNKNOWN)
+            }
+        };
+        i32::from(say.write_all(&[end]).is_err() || done.is_err())
     })?;
     drop(to_parent);
     let said = listen(from_child, end);
@@ -316,6 +352,7 @@ fn confined(
     let mut said = said?;
     match said.pop() {
         Some(DONE) => Ok(said),
+        Some(error @ (FULL | OVER_QUOTA)) => Err(io::Error::from_raw_os_error(error.into())),
         _ => Err(io::Error::other("the image cannot be read")),
     }
 }
