@@ -502,6 +502,11 @@ const ERRORS: &[(&str, &str, &str)] = &[
         "mizzen doctor: stage_directory: …: not a directory, or users cannot write there",
         "make it a directory with mode 1777, or name another in mizzen.toml",
     ),
+    (
+        START,
+        "mizzen doctor: stage_shared: …: others than root can change it, or one of the directories above it",
+        "no start uses the copies in it: make it root's, with mode 0755, and all directories above it",
+    ),
     (START, "enroot remove: …", "`enroot list -f` shows what there is, and what runs"),
     (START, "ENROOT_…: \"…\" is neither yes nor no", "write yes or no"),
     (START, "man pages: …: Permission denied", "give a directory that you can write"),
