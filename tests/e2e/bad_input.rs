@@ -269,7 +269,7 @@ fn commands_that_change_something_mind_their_streams() {
         }
     }
     for (prepare, command) in SILENT {
-        for streams in streams.into_iter().chain(["> /dev/full", ">&-", "<&- >&- 2>&-"]) {
+        for streams in [""].into_iter().chain(streams).chain(["> /dev/full", ">&-", "<&- >&- 2>&-"]) {
             let done = run(prepare, &format!("{command} {streams}"));
             assert_eq!((done.code, &*done.stdout), (0, ""), "{command} {streams}: {}", done.text());
         }
