@@ -20,6 +20,7 @@ use crate::image::shown;
 use crate::options::{ImportOptions, RunOptions};
 use crate::raised_limits;
 use crate::report::{print, speaks_for_step};
+use crate::sys;
 
 /// The program's name.
 const NAME: &str = "mizzen-import";
@@ -39,6 +40,7 @@ pub fn exec_with(words: impl Iterator<Item = OsString>) -> Failure {
     // Its messages are those of `mizzen`.
     command.arg0("mizzen").args(words);
     raised_limits::restore();
+    sys::leave_stdout_closed();
     Failure::caused_by(format!("cannot start the importer: {}", shown(&program)), command.exec()).or_hint(
         format!("`make install` and the package of mizzen put it there; copy {NAME} of the same version"),
     )

@@ -343,8 +343,11 @@ fn an_image_that_is_damaged_under_a_running_program_is_named() {
 fn an_image_that_another_is_copied_over_is_named() {
     let cluster = with_busybox("copied-over");
     let empty = Emptiness::of(&cluster, &["node1"]);
-    let stored = ["-noD", "-noF", "-noI", "-noX", "-no-fragments"];
-    let (old, new) = (image(&"old\n".repeat(300_000), &stored), image(&"new\n".repeat(300_000), &stored));
+    let made = |text: &str, time: &str| {
+        let stored = ["-noD", "-noF", "-noI", "-noX", "-no-fragments", "-mkfs-time", time];
+        image(&text.repeat(300_000), &stored)
+    };
+    let (old, new) = (made("old\n", "1"), made("new\n", "2"));
     assert_eq!(old.len(), new.len());
     cluster.share("new.sqsh", &new).unwrap();
     // It reads its own program before, so that what it reads later is the file alone.

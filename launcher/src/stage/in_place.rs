@@ -4,7 +4,8 @@
 //! Blocks that are stored uncompressed, or that happen to decode, would then be another image's, without a word. So every read looks
 //! at the file's size and time of modification afterwards. Where they are not what they were, the superblock is compared with the one
 //! that the image was opened by: another image has another one, while `touch`, which people use to keep files from being purged,
-//! leaves it as it was.
+//! leaves it as it was. (It has the time at which the image was made, in seconds, and where its tables are: two images that do not
+//! differ in these cannot be told apart like this.)
 //!
 //! The new times do not become those to compare with: of a file that is being written to, the first bytes may be the last to
 //! change. A touched image costs a short read more for each read, until the container ends.

@@ -24,7 +24,7 @@ pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, i
 pub use leases::{is_open_elsewhere, is_written};
 pub use mapped::Mapped;
 pub use scm_rights::{receive_descriptors, send_descriptors};
-pub use streams::check_stdout;
+pub use streams::{check_stdout, leave_stdout_closed};
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.
 fn fork_single_threaded() -> io::Result<ForkResult> {

@@ -25,3 +25,11 @@ pub fn check_stdout() -> io::Result<()> {
         false => Err(io::Error::from_raw_os_error(libc::EBADF)),
     }
 }
+
+/// Closes what was put in the place of a closed standard output, for a program that takes this one's place: its result would be lost.
+pub fn leave_stdout_closed() {
+    if check_stdout().is_err() {
+        // SAFETY: a number, and an error if nothing has it; nothing of this process is written there.
+        unsafe { libc::close(libc::STDOUT_FILENO) };
+    }
+}
