@@ -1,5 +1,5 @@
 # `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with a Rust toolchain.
-.PHONY: help build portable install uninstall deb rpm dist packages-test fleet-test test-kernels test-arm64 stage stage-inject deps root \
+.PHONY: help build portable install uninstall deb rpm dist arm64-packages packages-test fleet-test test-kernels test-arm64 stage stage-inject deps root \
   demo demo-tensorflow demo-pytorch cluster test test-long releases bench bench-training fuzz fuzzers lint msrv bindings docs \
   docs-test clean
 
@@ -26,7 +26,7 @@ PAIRS ?= 10
 SECONDS ?= 60
 # What `mizzen --version` says: the commit as well, where there is a repository.
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-COMMIT  := $(shell git rev-parse --short=10 HEAD 2>/dev/null || sed -n 's/^\([0-9a-f]\{10\}\).*/\1/p' packaging/commit)
+COMMIT  := $(shell git rev-parse --short=10 HEAD 2>/dev/null || sed -n 's/^commit \([0-9a-f]\{10\}\).*/\1/p' packaging/commit)
 export MIZZEN_BUILD := $(VERSION)$(if $(COMMIT), ($(COMMIT)))
 # make's own flags name descriptors that cargo does not get, and cargo would warn of that.
 CARGO := env -u MAKEFLAGS cargo
@@ -36,7 +36,7 @@ help:
 	@echo 'make demo-tensorflow, demo-pytorch   ResNet-50 on that cluster; ten minutes the first time (root)'
 	@echo 'make test       every test, with real Slurm 20.11, 22.05, 24.11 and 26.05 (root)'
 	@echo 'make test-long  the same with the full number of kills and cancels'
-	@echo 'make test-kernels  containers on Linux 5.10, 6.1, 6.12 and the newest of Debian, in virtual machines (root)'
+	@echo 'make test-kernels  containers on Linux 5.10, 6.1, 6.12 and the newest of Debian, and on Ubuntu'"'"'s, in virtual machines (root)'
 	@echo 'make test-arm64    the same for 64-bit ARM, built here and emulated (root)'
 	@echo 'make bench      mizzen beside its peers, in one run, as ratios, for docs/performance.md (root)'
 	@echo 'make bench-training  trainings on the node and in a container, for docs/performance.md; PAIRS=10 (root)'
@@ -47,7 +47,8 @@ help:
 	@echo 'make install    PREFIX=$(PREFIX) SYSCONFDIR=$(SYSCONFDIR) DESTDIR=$(DESTDIR) FROM=$(FROM) ENROOT=$(ENROOT)'
 	@echo 'make uninstall  the same PREFIX, SYSCONFDIR and DESTDIR; settings that were changed stay'
 	@echo 'make deb, make rpm   packages of the portable build, in $(DIST)/'
-	@echo 'make dist       both, the sources and SHA256SUMS; RELEASE.md says what belongs before it'
+	@echo 'make arm64-packages  the same for 64-bit ARM'
+	@echo 'make dist       packages, the sources and SHA256SUMS; RELEASE.md says what belongs before it'
 	@echo 'make packages-test   both installed, used, upgraded and removed on throw-away clusters (root)'
 	@echo 'make docs       the documents as a book: target/book/index.html'
 	@echo 'make docs-test  the book in a browser: nothing overflows, nothing is missing'
@@ -102,7 +103,8 @@ install:
 	$(FOR_PREFIX) $(CONF)/plugstack.conf.d/mizzen.conf > $(SHARE)/mizzen/plugstack.conf
 	test -e $(PLUGSTACK) || install -D -m 644 $(SHARE)/mizzen/plugstack.conf $(PLUGSTACK)
 
-# In the opposite order.
+# In the opposite order. The link for AppArmor is one that an administrator has made, as docs/admins.md tells.
+APPARMOR    = $(DESTDIR)$(SYSCONFDIR)/apparmor.d/mizzen
 uninstall:
 	DESTDIR='$(DESTDIR)' sh $(DESTDIR)$(PREFIX)/lib/mizzen/plugstack disable
 	! cmp -s $(PLUGSTACK).removed $(SHARE)/mizzen/plugstack.conf || rm $(PLUGSTACK).removed
@@ -110,6 +112,7 @@ uninstall:
 	  ! cmp -s $(CONF)/$$file $(DESTDIR)$(SYSCONFDIR)/mizzen/$$file || rm $(DESTDIR)$(SYSCONFDIR)/mizzen/$$file || exit 1; \
 	done
 	test "$$(readlink $(DESTDIR)$(PREFIX)/bin/enroot)" != mizzen || rm $(DESTDIR)$(PREFIX)/bin/enroot
+	test "$$(readlink $(APPARMOR))" != $(PREFIX)/share/mizzen/apparmor/mizzen || rm $(APPARMOR)
 	rm -f $(DESTDIR)$(PREFIX)/bin/mizzen $(SHARE)/man/man[157]/mizzen[-.]* $(SHARE)/bash-completion/completions/mizzen \
 	  $(SHARE)/zsh/site-functions/_mizzen $(SHARE)/fish/vendor_completions.d/mizzen.fish
 	rm -rf $(DESTDIR)$(PREFIX)/lib/mizzen $(SHARE)/mizzen $(SHARE)/doc/mizzen
@@ -217,14 +220,21 @@ test-kernels: deps root stage
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster kernels $(KERNEL)
 
-# The man pages are written by the launcher for this machine.
+# The packages for 64-bit ARM. The man pages are written by the launcher for this machine.
 ARM64 := aarch64-unknown-linux-gnu
-test-arm64: deps root stage
+arm64-packages: PACKAGES += $(FOR_PACKAGES)
+arm64-packages: deps portable
 	rustup target add $(ARM64) $(ARM64:gnu=musl)
 	$(MAKE) --no-print-directory portable HOST=$(ARM64) PORTABLE=target/portable-arm64
-	rm -rf target/stage-arm64
-	$(MAKE) --no-print-directory install FROM=target/portable-arm64 MIZZEN=target/portable/mizzen \
-	  DESTDIR=target/stage-arm64 PREFIX=/usr
+	$(MAKE) --no-print-directory deb rpm ARCH=aarch64 PORTABLE=target/portable-arm64 MAN_PAGES_BY=target/portable/mizzen
+
+# What is tested is what the package has.
+ARM64_DIST := target/packages/arm64
+test-arm64: PACKAGES += $(FOR_PACKAGES)
+test-arm64: deps root stage
+	rm -rf $(ARM64_DIST) target/stage-arm64
+	$(MAKE) --no-print-directory arm64-packages DIST=$(ARM64_DIST)
+	dpkg-deb -x $(ARM64_DIST)/*_arm64.deb target/stage-arm64
 	RUSTFLAGS='-C link-arg=-pie' $(ZIGBUILD) --tests --profile $(PROFILE) --target $(ARM64:gnu=musl) -p mizzen-core -p mizzen-squashfs \
 	  --message-format=json-render-diagnostics > target/arm64-tests.json
 	$(CARGO) build -q -p mizzen-tests
@@ -254,8 +264,8 @@ docs-test: deps docs
 	target/debug/vcluster browse
 
 # Not a part of `test`: it makes root file systems with sshd and Python, and fetches Ansible, which takes minutes.
-fleet-test: PACKAGES := openssh-client python3-venv
-fleet-test: deps root stage target/ansible/ready
+fleet-test: PACKAGES += openssh-client dpkg-dev debhelper
+fleet-test: deps root stage deb target/ansible/ready
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster fleet
 

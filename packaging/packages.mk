@@ -10,12 +10,18 @@ DIST     := target/dist
 PACKING  := target/packages
 
 # Who answers for a package: who builds it (DEBFULLNAME, DEBEMAIL), else the author of the last commit.
-MAINTAINER := $(if $(DEBEMAIL),$(DEBFULLNAME) <$(DEBEMAIL)>,$(shell git log -1 --format='%an <%ae>' 2>/dev/null))
-DATE       := $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+OF_COMMIT   = $(shell git log -1 --format='$(2)' 2>/dev/null || sed -n '/Format/!s/^$(1) //p' packaging/commit)
+MAINTAINER := $(if $(DEBEMAIL),$(DEBFULLNAME) <$(DEBEMAIL)>,$(call OF_COMMIT,author,%an <%ae>))
+DATE       := $(or $(call OF_COMMIT,date,%ct),$(shell date +%s))
+.PHONY: maintainer
+maintainer:
+	@test -n '$(MAINTAINER)' || { \
+	  echo 'who answers for the packages? There is no commit here to tell: add DEBFULLNAME="NAME" DEBEMAIL=ADDRESS' >&2; exit 1; }
 # What is built twice of one commit is the same twice.
 deb rpm: export SOURCE_DATE_EPOCH := $(DATE)
 
-deb rpm dist packages-test: PACKAGES += dpkg-dev debhelper rpm lintian rpmlint
+FOR_PACKAGES := dpkg-dev debhelper rpm lintian rpmlint
+deb rpm dist packages-test: PACKAGES += $(FOR_PACKAGES)
 
 # The launcher that writes man pages and completions.
 MAN_PAGES_BY = $(PORTABLE)/mizzen
@@ -28,7 +34,7 @@ endef
 
 DEB  := mizzen_$(VERSION)-$(REVISION)_$(DEB_ARCH).deb
 TREE  = $(PACKING)/mizzen-$(VERSION)
-deb: deps $(BUILD)
+deb: maintainer deps $(BUILD)
 	$(IS_FOR_ARCH)
 	rm -rf $(TREE)
 	install -d $(TREE) $(DIST)
@@ -42,7 +48,7 @@ deb: deps $(BUILD)
 	mv $(PACKING)/$(DEB) $(DIST)
 
 RPM := mizzen-$(VERSION)-$(REVISION).$(ARCH).rpm
-rpm: deps $(BUILD)
+rpm: maintainer deps $(BUILD)
 	$(IS_FOR_ARCH)
 	install -d $(DIST)
 	rpmbuild -bb --target $(ARCH) --define '_topdir $(CURDIR)/$(PACKING)/rpm' --define 'mizzen_version $(VERSION)' \
@@ -51,13 +57,13 @@ rpm: deps $(BUILD)
 	  --define 'man_pages_by $(abspath $(MAN_PAGES_BY))' --define 'conf $(abspath $(CONF))' packaging/rpm/mizzen.spec
 	mv $(PACKING)/rpm/RPMS/$(ARCH)/$(RPM) $(DIST)
 
-# What a release consists of. Of what is committed alone.
+# What a release consists of. Of what is committed alone. ALSO=arm64: with the packages for 64-bit ARM.
 dist: deps
 	@test -z "$$(git status --porcelain)" || { echo 'there are changes that are not committed: git status' >&2; exit 1; }
 	rm -rf $(DIST)
 	install -d $(DIST)
 	git archive --prefix=mizzen-$(VERSION)/ --output=$(DIST)/mizzen-$(VERSION).tar.gz HEAD
-	$(MAKE) --no-print-directory deb rpm
+	$(MAKE) --no-print-directory deb rpm $(patsubst %,%-packages,$(ALSO))
 	cd $(DIST) && sha256sum -- * > SHA256SUMS
 
 # The packages, and newer ones with another build and another mizzen.toml in them, on throw-away clusters.

@@ -11,6 +11,7 @@ plugin=@PREFIX@/lib/mizzen/spank_mizzen.so
 pristine=${DESTDIR:-}@PREFIX@/share/mizzen/plugstack.conf
 slurm=${DESTDIR:-}@SYSCONFDIR@/slurm
 line=$slurm/plugstack.conf.d/mizzen.conf
+pattern="^[[:space:]]*(required|optional)[[:space:]]+$plugin([[:space:]]|\$)"
 include='include @SYSCONFDIR@/slurm/plugstack.conf.d/*.conf'
 
 usage() {
@@ -38,11 +39,14 @@ enable() {
     fi
     mkdir -p "${line%/*}"
     if [ -e "$line.removed" ]; then
-        mv -T "$line.removed" "$line"
+        # What was kept may lack the line: an administrator, or Ansible, has taken it out before the package went.
+        sed -e '$a\' "$line.removed" > "$line.new"
+        grep -Eq "$pattern" "$line.new" || grep -E "$pattern" "$pristine" >> "$line.new"
     else
         cp "$pristine" "$line.new"
-        mv -T "$line.new" "$line"
     fi
+    mv -T "$line.new" "$line"
+    rm -f "$line.removed"
     include_the_line
     if [ ! -e "$slurm/slurm.conf" ]; then
         say "there is no $slurm/slurm.conf; where Slurm's configuration is elsewhere, or comes from slurmctld, add this line to" \
@@ -88,7 +92,7 @@ lines_elsewhere() {
         if [ ! -r "$file" ] || { [ "$file" = "$line" ] && ! is_shared; }; then
             continue
         fi
-        grep -EH "^[[:space:]]*(required|optional)[[:space:]]+$plugin([[:space:]]|\$)" "$file" || true
+        grep -EH "$pattern" "$file" || true
     done
 }
 

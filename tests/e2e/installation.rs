@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -78,6 +78,9 @@ fn what_an_administrator_has_changed_stays() {
 fn uninstall_leaves_nothing_of_ours() {
     let there = Destination::new("nothing");
     there.makes("install");
+    // As docs/admins.md tells where AppArmor restricts user namespaces.
+    fs::create_dir_all(there.0.join("etc/apparmor.d")).unwrap();
+    symlink("/usr/share/mizzen/apparmor/mizzen", there.0.join("etc/apparmor.d/mizzen")).unwrap();
     there.makes("uninstall");
     assert_eq!(there.files(), BTreeSet::new());
 }
@@ -114,6 +117,91 @@ fn programs_and_changelog_have_the_version_of_cargo_toml() {
     assert_eq!(headings.next(), Some("## [Unreleased]"));
     let newest = headings.next().unwrap();
     assert!(newest.starts_with(&format!("## [{version}] - 20")), "{newest}");
+}
+
+/// Spack finds a package of its API v2 by the path, which is also the path of a Python module. What the package has `make` do is done
+/// here without Spack, whose part is played by a few lines.
+#[test]
+fn the_package_for_spack_is_where_spack_looks_and_installs() {
+    let spack = repository().join("packaging/spack/spack_repo/mizzen");
+    assert_eq!(
+        fs::read_to_string(spack.join("repo.yaml")).unwrap(),
+        "repo:\n  namespace: mizzen\n  api: v2.0\n"
+    );
+    let there = Destination::new("spack");
+    let mut python = Command::new("python3");
+    python.arg("-c").arg(AS_SPACK).arg(spack.join("packages/mizzen/package.py")).arg(&there.0);
+    run_tool(python.current_dir(repository()).env("FROM", "target/portable").env_remove("MAKEFLAGS"))
+        .unwrap();
+    let files = there.files();
+    for file in [
+        "bin/mizzen",
+        "lib/mizzen/spank_mizzen.so",
+        "lib/mizzen/mizzen-import",
+        "etc/mizzen/mizzen.toml",
+        "etc/mizzen/host.d/nvidia.toml",
+        "etc/slurm/plugstack.conf.d/mizzen.conf",
+    ] {
+        assert!(files.contains(file), "{file}: {files:?}");
+    }
+    let line = fs::read_to_string(there.0.join("etc/slurm/plugstack.conf.d/mizzen.conf")).unwrap();
+    assert!(
+        line.ends_with(&format!("\nrequired {}/lib/mizzen/spank_mizzen.so\n", there.0.display())),
+        "{line}"
+    );
+}
+
+/// Loads a package and installs it into a directory: `python3 -c … PACKAGE.PY PREFIX`.
+const AS_SPACK: &str = r#"
+import os, runpy, subprocess, sys, types
+
+class Prefix(str):
+    etc = property(lambda self: os.path.join(self, "etc"))
+
+def module(name, **names):
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(names)
+
+def make(*words, extra_env=None):
+    subprocess.run(["make", *words], check=True, stdout=subprocess.DEVNULL)
+
+directives = dict.fromkeys(["license", "version", "depends_on", "conflicts"], lambda *_, **__: None)
+for package in ["spack", "spack_repo", "spack_repo.builtin", "spack_repo.builtin.build_systems"]:
+    module(package)
+module("spack_repo.builtin.build_systems.makefile", MakefilePackage=type("MakefilePackage", (), {}))
+module("spack.package", make=make, make_jobs=1, EnvironmentModifications=object, join_path=os.path.join, **directives)
+package = runpy.run_path(sys.argv[1])["Mizzen"]()
+package.install(None, Prefix(sys.argv[2]))
+"#;
+
+/// An archive of the sources, as `make dist` makes it, gives the same packages as the repository: their maintainer, dates and version
+/// come from the commit. Where nothing tells of a commit, whoever packs is asked for.
+#[test]
+fn packages_of_an_archive_name_the_commit() {
+    let there = Destination::new("archive");
+    let unpack = format!("git archive HEAD | tar -x -C {}", there.0.display());
+    run_tool(Command::new("sh").args(["-ec", &unpack]).current_dir(repository())).unwrap();
+    let make = |directory: &Path, git: &str| {
+        let mut make = Command::new("make");
+        make.args(["--print-data-base", "maintainer"]).current_dir(directory).env("GIT_DIR", git);
+        make.env_remove("MAKEFLAGS").env_remove("DEBEMAIL").output().unwrap()
+    };
+    let names = |output: &Output| -> Vec<String> {
+        let database = String::from_utf8_lossy(&output.stdout).into_owned();
+        let is_name = |line: &&str| {
+            ["MAINTAINER := ", "DATE := ", "COMMIT := "].iter().any(|name| line.starts_with(name))
+        };
+        database.lines().filter(is_name).map(str::to_owned).collect()
+    };
+    let (archive, own) = (make(&there.0, "/nonexistent"), repository().join(".git"));
+    let expected = names(&make(&repository(), own.to_str().unwrap()));
+    assert_eq!(names(&archive), expected);
+    assert!(expected.len() == 3 && expected.iter().all(|line| !line.ends_with(":= ")), "{expected:?}");
+    fs::copy(repository().join("packaging/commit"), there.0.join("packaging/commit")).unwrap();
+    let refused = make(&there.0, "/nonexistent");
+    let message = "who answers for the packages? There is no commit here to tell: add DEBFULLNAME=\"NAME\" DEBEMAIL=ADDRESS\n";
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.starts_with(message), "{said}");
 }
 
 /// Every POSIX shell runs what packages run: Debian's and Ubuntu's is dash.

@@ -4,6 +4,7 @@
 use std::sync::LazyLock;
 
 use mizzen_tests::check::{Emptiness, assert_failed, assert_out, assert_told, with_images};
+use mizzen_tests::copies::{CACHE, LARGE, copies, digest_of, large_cluster, sum_of};
 use mizzen_tests::images::{ImageTree, c_program};
 use mizzen_tests::{Cluster, Output, Spec, User};
 
@@ -170,6 +171,52 @@ fn runs_on_kernels_of_other_years() {
     }
     cluster.run("mizzen containers remove dev; rm -r /disk/* 2>/dev/null");
     empty.assert_again(&cluster, "runs without newer calls");
+}
+
+/// A large image is used while it is copied, which asks the file system about it again and again (`fstat`, `statx`); what that start has
+/// read is unpacked by the next one, from the copy, and is a layer of the third, where users have overlays.
+#[test]
+fn images_from_the_network_on_kernels_of_other_years() {
+    let cluster = large_cluster("other-years", "");
+    cluster.share("old-kernel", &PROGRAM).unwrap();
+    assert_eq!(cluster.run_as_root("chmod 755 /shared/old-kernel").code, 0);
+    let image = format!("/shared/{LARGE}");
+    let read = "grep -o lowerdir=/places[^,]* /proc/self/mountinfo; cat /data/* | wc -c; sha256sum < /data/2";
+    for (calls, overlays) in
+        [(SINCE_4_18, false), (SINCE_5_14, true), ("statx:ENOSYS", true), ("statx:EPERM", true)]
+    {
+        let start = |wait: &str| {
+            cluster.run(&format!(
+                "/shared/old-kernel {calls} -- mizzen run --verbose {image} sh -c '{read}; until [ -e ~/go ]; do sleep 0.1; done' & \
+                 for i in $(seq 300); do {wait} && break; sleep 0.1; done; touch go; wait $!; code=$?; rm go; exit $code"
+            ))
+        };
+        let expected = |layer: &str| {
+            let lower = if overlays { format!("lowerdir=/places:{layer}/image\n") } else { String::new() };
+            format!("{lower}25165824\n{}", sum_of(2))
+        };
+        let first = start(&format!("ls {CACHE}/profile-* > /dev/null 2>&1"));
+        assert_eq!(
+            (first.code, first.stdout.as_str()),
+            (0, expected("").as_str()),
+            "{calls}: {}",
+            first.stderr
+        );
+        let told = first.stderr.lines().filter(|line| line.contains(" from the copy on the node, ")).count();
+        assert_eq!(told, 1, "{calls}: {}", first.stderr);
+        let staged = cluster.run(&format!("/shared/old-kernel {calls} -- mizzen stage {image}"));
+        assert_eq!(staged.code, 0, "{calls}: {}", staged.text());
+        assert_eq!(copies(&cluster), [digest_of(&cluster, &image).replace(':', "-")], "{calls}");
+        start(&format!("ls {CACHE}/unpacked-*/manifest > /dev/null 2>&1"));
+        let third = start("true");
+        assert_eq!(
+            (third.code, third.stdout.as_str()),
+            (0, expected("/unpacked-0:").as_str()),
+            "{calls}: {}",
+            third.stderr
+        );
+        cluster.run("mizzen cache remove --all");
+    }
 }
 
 /// slurmd ends and starts again, as its service would, without these calls.

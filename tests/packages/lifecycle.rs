@@ -1,5 +1,6 @@
 //! Installed, used, upgraded, removed: on Debian's releases, on Ubuntu's, and by rpm.
 
+use std::collections::BTreeSet;
 use std::process::{Child, Stdio};
 
 use mizzen_tests::check::assert_out;
@@ -26,6 +27,12 @@ fn lives_on_ubuntu_noble() {
     ubuntu("noble", Release::Slurm22_05);
 }
 
+/// Slurm 25.11.
+#[test]
+fn lives_on_ubuntu_resolute() {
+    ubuntu("resolute", Release::Slurm24_11);
+}
+
 /// Slurm there is configured as the release of Debian's that is as old or older.
 fn ubuntu(name: &str, older: Release) {
     let rootfs = Some(ubuntu_rootfs(name).unwrap());
@@ -35,7 +42,25 @@ fn ubuntu(name: &str, older: Release) {
 #[test]
 fn lives_by_rpm() {
     let rootfs = Some(packages_rootfs().unwrap());
-    lifecycle(&Site::start(Tool::Rpm, Site::spec("package-rpm", Release::Slurm22_05, rootfs)));
+    let site = Site::start(Tool::Rpm, Site::spec("package-rpm", Release::Slurm22_05, rootfs));
+    wants_little(&site);
+    lifecycle(&site);
+}
+
+/// What every distribution with rpm has: a shell, and a glibc that is not too new. (What rpm itself must know is no package.)
+fn wants_little(site: &Site) {
+    let requires =
+        site.root("node1", &format!("rpm -qp --requires /shared/{}", site.file_name(Version::This))).stdout;
+    let needed: Vec<&str> = requires.lines().filter(|line| !line.starts_with("rpmlib(")).collect();
+    let names: BTreeSet<&str> = needed.iter().filter_map(|line| line.split(['(', ' ']).next()).collect();
+    let expected =
+        ["/bin/sh", "config", "ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libpthread.so.0"];
+    assert_eq!(names, BTreeSet::from(expected), "{requires}");
+    let version = |line: &str| {
+        let (_, version) = line.split_once("(GLIBC_2.")?;
+        version.split(['.', ')']).next()?.parse::<u32>().ok()
+    };
+    assert!(needed.iter().filter_map(|line| version(line)).max() <= Some(28), "{requires}");
 }
 
 const MACHINES: [&str; 3] = ["node1", "node2", "ctl"];
@@ -62,6 +87,10 @@ fn lifecycle(site: &Site) {
     if site.tool == Tool::Apt {
         let line = site.root("node1", &format!("cat {LINE}")).stdout;
         assert!(line.starts_with("optional "), "the administrator's line is back: {line}");
+    }
+    if site.tool == Tool::Rpm {
+        // As docs/admins.md tells where AppArmor restricts user namespaces.
+        site.root("node1", "ln -s /usr/share/mizzen/apparmor/mizzen /etc/apparmor.d/mizzen");
     }
     removal(site, ["ctl", "node2", "node1"]);
     nothing_is_left(site, &before);
@@ -230,6 +259,7 @@ fn nothing_is_left(site: &Site, before: &str) {
             assert_eq!(after, before);
         }
         Tool::Rpm => {
+            assert!(!left.contains("/etc/apparmor.d/"), "{left}");
             // rpm keeps what was changed, as everywhere.
             assert!(left.contains("/etc/slurm/plugstack.conf.d/mizzen.conf.rpmsave\n"), "{left}");
             assert!(left.contains("/etc/mizzen/mizzen.toml.rpmsave\n"), "{left}");

@@ -54,6 +54,49 @@ fn a_plugstack_conf_that_was_removed_is_not_made_again() {
     assert_out(&site.cluster.run(PLAIN), 0, "node1\n");
 }
 
+/// Nodes may be made with mizzen before they get Slurm. dpkg then has nothing to ask about plugstack.conf.
+#[test]
+fn slurm_can_come_after_mizzen() {
+    let site = start("before-slurm", |spec| spec);
+    // The package of Slurm that has the file, made of what is installed of it: a cluster reaches no mirror.
+    let pack = format!(
+        "set -e; name=$(dpkg-query --search {PLUGSTACK} | cut -d: -f1); mkdir -p /tmp/slurm/DEBIAN && cd /tmp/slurm; \
+         dpkg-query --status $name | sed '/^Status:/d; /^Conffiles:/,/^[^ ]/{{/^Conffiles:/d; /^ /d}}' > DEBIAN/control; \
+         for file in /var/lib/dpkg/info/$name.*; do case $file in *.list | *.md5sums) ;; *) cp $file DEBIAN/${{file##*.}} ;; esac; done; \
+         tar -C / --no-recursion -cf - -T /var/lib/dpkg/info/$name.list | tar -xf -; dpkg-deb --build . /shared/slurm.deb > /dev/null; \
+         cp -a /etc/slurm /tmp/etc; dpkg --purge --force-depends $name > /dev/null 2>&1; rm -rf /etc/slurm/plugstack*; ! test -e {PLUGSTACK}"
+    );
+    site.root("ctl", &pack);
+    site.install("node1", Version::This);
+    let package = site.file_name(Version::This);
+    let installed = site.root("ctl", &format!("dpkg --install /shared/{package}"));
+    assert_says(
+        &installed,
+        &format!("mizzen: made {PLUGSTACK}, which includes /etc/slurm/plugstack.conf.d/mizzen.conf\n"),
+    );
+    let slurm =
+        site.root("ctl", "dpkg --install /shared/slurm.deb < /dev/null; cp -an /tmp/etc/. /etc/slurm/");
+    assert!(!slurm.text().contains("Configuration file"), "{}", slurm.text());
+    assert_out(&site.root("ctl", &format!("dpkg --audit; cat {PLUGSTACK}")), 0, &format!("{INCLUDE}\n"));
+    assert_out(&site.cluster.run(PLAIN), 0, "node1\n");
+    assert_out(&site.cluster.run(CONTAINER), 0, "a\n");
+}
+
+/// Whoever has taken the line out before the package went gets it with the package again, and their text with it.
+#[test]
+fn a_kept_file_without_the_line_gets_it_again() {
+    let site = start("plugstack-kept", |spec| spec);
+    let line = "/etc/slurm/plugstack.conf.d/mizzen.conf";
+    on_both(|machine| site.install(machine, Version::This));
+    on_both(|machine| site.root(machine, &format!("printf '# mine' > {line}")));
+    on_both(|machine| site.remove(machine));
+    on_both(|machine| site.root(machine, &format!("test -e {line}.removed")));
+    on_both(|machine| site.install(machine, Version::This));
+    let kept = site.root("node1", &format!("cat {line}; ls {line}*"));
+    assert_out(&kept, 0, &format!("# mine\n{REQUIRED}\n{line}\n"));
+    assert_out(&site.cluster.run(CONTAINER), 0, "a\n");
+}
+
 /// One /etc/slurm for all machines: what one of them writes there, all read at once.
 #[test]
 fn a_shared_plugstack_conf_is_left_to_the_administrator() {

@@ -61,7 +61,8 @@ impl Site {
         }
     }
 
-    fn file_name(&self, version: Version) -> String {
+    /// The name of the package in /shared.
+    pub fn file_name(&self, version: Version) -> String {
         self.package(version).file_name().unwrap().to_str().unwrap().to_owned()
     }
 

@@ -2,10 +2,11 @@
 //! mizzen: it installs, changes nothing when it runs again, refuses what is wrong, and removes.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::images::ImageTree;
 use crate::release::fleet_rootfs;
+use crate::spec::PLUGIN;
 use crate::{Cluster, Output, Release, Spec, User, repository, run_tool, target_dir};
 
 /// Tries the role, in a quarter of an hour on a machine that is busy otherwise.
@@ -63,11 +65,12 @@ impl Fleet {
         let spec = Spec {
             release,
             rootfs: Some(fleet_rootfs(release)?),
-            plugstack: vec!["# an administrator's own".to_owned()],
+            own_etc_slurm: true,
             layers: Vec::new(),
             ..Cluster::spec(&format!("fleet-{}", release.version()))
         };
         let fleet = Fleet { cluster: Cluster::start(spec)?, dir: new_directory(release)? };
+        fleet.cluster.set_plugstack(&["# an administrator's own"])?;
         fleet.open_ssh()?;
         let tree = ImageTree::busybox()?;
         tree.file("where", "inside\n")?;
@@ -89,7 +92,9 @@ impl Fleet {
             let group = if machine == "ctl" { "login" } else { "compute" };
             inventory.push_str(&format!("[{group}]\n{machine} ansible_host={}\n", Spec::address(index)));
         }
-        fs::write(self.file("inventory"), inventory)?;
+        fs::write(self.file("inventory"), &inventory)?;
+        let nobody = inventory.replace(&Spec::address(2), &Spec::address(200));
+        fs::write(self.file("inventory-without-node2"), nobody)?;
         Ok(())
     }
 
@@ -103,14 +108,30 @@ impl Fleet {
         Ok(done.stdout)
     }
 
-    /// Runs a playbook in the cluster's network. /etc/slurm is one directory for all machines there, as it is at sites that share it.
     fn play(&self, book: &str, variables: &Value) -> Result<Played> {
+        self.play_for("inventory", book, variables)
+    }
+
+    /// Runs a playbook in the cluster's network.
+    fn play_for(&self, inventory: &str, book: &str, variables: &Value) -> Result<Played> {
+        self.play_with(&[&format!("--inventory={}", self.file(inventory).display())], book, variables)
+    }
+
+    /// Tells what a playbook would change.
+    fn play_checking(&self, book: &str, variables: &Value) -> Result<Played> {
+        let inventory = format!("--inventory={}", self.file("inventory").display());
+        let played = self.play_with(&[&inventory, "--check"], book, variables)?;
+        ensure!(played.good, "{book} --check:\n{}", played.text);
+        Ok(played)
+    }
+
+    fn play_with(&self, options: &[&str], book: &str, variables: &Value) -> Result<Played> {
         fs::write(self.file("variables.json"), variables.to_string())?;
         let mut command = Command::new("nsenter");
         command
             .args(["--net", &format!("--target={}", self.cluster.pid_of("ctl"))])
             .arg(ansible("ansible-playbook").canonicalize()?)
-            .arg(format!("--inventory={}", self.file("inventory").display()))
+            .args(options)
             .arg(format!("--extra-vars=@{}", self.file("variables.json").display()))
             .arg(format!("--private-key={}", self.file("key").display()))
             .args(["--user=root", "--forks=3", book])
@@ -140,6 +161,14 @@ impl Fleet {
         let played = self.play(book, variables)?;
         ensure!(played.good && played.changed.len() == 3, "{book} {variables}:\n{}", played.text);
         Ok(played)
+    }
+
+    /// As Alice, until the test ends it.
+    fn start_script(&self, machine: &str, script: &str) -> Result<Child> {
+        let mut command =
+            self.cluster.command(machine, User::Alice, &["timeout", "600", "bash", "-c", script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().context("cannot start a script")
     }
 
     /// As Alice, on the login node.
@@ -181,23 +210,53 @@ fn recap(text: &str) -> BTreeMap<String, u32> {
     counts.collect()
 }
 
-/// What `make install` has installed, as an archive.
-fn archive(dir: &Path) -> Result<PathBuf> {
-    let archive = dir.join("mizzen.tar.gz");
-    let tree = target_dir().join("stage");
-    run_tool(Command::new("tar").arg("-C").arg(tree).arg("-czf").arg(&archive).arg("."))?;
-    Ok(archive)
+/// What `make install ENROOT=yes` has installed, as an archive, and the same with another plugin.
+fn archives(dir: &Path) -> Result<[PathBuf; 2]> {
+    let tree = dir.join("tree");
+    run_tool(Command::new("cp").arg("-a").arg(target_dir().join("stage")).arg(&tree))?;
+    symlink("mizzen", tree.join("usr/bin/enroot"))?;
+    let pack = |name: &str| -> Result<PathBuf> {
+        let archive = dir.join(name);
+        run_tool(Command::new("tar").arg("-C").arg(&tree).arg("-czf").arg(&archive).arg("."))?;
+        Ok(archive)
+    };
+    let first = pack("mizzen.tar.gz")?;
+    // What follows a library's last section is never read.
+    let mut plugin = OpenOptions::new().append(true).open(tree.join(&PLUGIN[1..]))?;
+    plugin.write_all(b"next")?;
+    Ok([first, pack("next.tar.gz")?])
+}
+
+/// The package that `make deb` has made.
+fn package() -> Result<PathBuf> {
+    let files = fs::read_dir(target_dir().join("dist")).context("run `make deb`")?;
+    let packages = files.filter_map(|entry| Some(entry.ok()?.path()));
+    let package = packages.into_iter().find(|file| file.to_string_lossy().ends_with("_amd64.deb"));
+    Ok(package.context("target/dist has no package for Debian: run `make deb`")?.canonicalize()?)
 }
 
 const CONTAINER: &str = "--container-image=/shared/bb.sqsh";
+const LINE: &str = "/etc/slurm/plugstack.conf.d/mizzen.conf";
 
 fn try_on(release: Release) -> Result<()> {
     let fleet = Fleet::start(release)?;
-    let archive = archive(&fleet.dir)?;
+    let [archive, next] = archives(&fleet.dir)?;
     let site = "image_folders = [\"/shared\"]\n";
     let variables = json!({ "mizzen_archive": archive, "mizzen_drop_ins": { "10-site": site } });
+    the_role(&fleet, &variables)?;
+    upgrade(&fleet, &variables, &next)?;
+    removal(&fleet)?;
+    by_package(&fleet, site)?;
+    ensure!(fleet.cluster.all_idle(), "{:?}", fleet.cluster.node_states());
+    Ok(())
+}
 
-    let first = fleet.play_well("site.yml", &variables)?;
+fn the_role(fleet: &Fleet, variables: &Value) -> Result<()> {
+    // No login node offers what a compute node may lack.
+    expect_unreachable(&fleet.play_for("inventory-without-node2", "site.yml", variables)?)?;
+    fleet.as_root("ctl", &format!("! test -e {LINE} && ! test -e /usr/bin/mizzen"))?;
+
+    let first = fleet.play_well("site.yml", variables)?;
     ensure!(first.changed.values().all(|changed| *changed > 0), "{}", first.text);
     fleet.expect_job(CONTAINER, "inside\ninside\n")?;
     fleet.expect_job("--container=bb.sqsh", "inside\ninside\n")?;
@@ -208,13 +267,13 @@ fn try_on(release: Release) -> Result<()> {
     let mode = fleet.as_root("node1", "stat -c '%a %U' /etc/mizzen/mizzen.d/10-site.toml / /usr")?;
     ensure!(mode == "644 root\n755 root\n755 root\n", "{mode}");
 
-    expect_quiet(&fleet.play_well("site.yml", &variables)?)?;
+    expect_quiet(&fleet.play_well("site.yml", variables)?)?;
 
     // What an administrator has changed stays, and so do their own drop-ins, unless they are not wanted.
     let edit = "echo 'stage = \"never\"' >> /etc/mizzen/mizzen.toml; echo 'gpu = \"none\"' > /etc/mizzen/mizzen.d/90-own.toml; \
                 sed -i 's/^stage = \"auto\"//' /etc/mizzen/mizzen.toml; rm /etc/mizzen/host.d/amd.toml";
     fleet.as_root("node1", edit)?;
-    expect_quiet(&fleet.play_well("site.yml", &variables)?)?;
+    expect_quiet(&fleet.play_well("site.yml", variables)?)?;
     let kept = fleet
         .as_root("node1", "mizzen config show | grep -c -e '^gpu = \"none\"' -e '^stage = \"never\"'")?;
     ensure!(kept == "2\n", "{kept}");
@@ -234,7 +293,7 @@ fn try_on(release: Release) -> Result<()> {
     fleet.expect_job("--container=bb.sqsh", "inside\ninside\n")?;
     // A node on which containers cannot run is told.
     fleet.as_root("node2", "chmod 600 /dev/fuse")?;
-    let unfit = fleet.play("site.yml", &variables)?;
+    let unfit = fleet.play("site.yml", variables)?;
     fleet.as_root("node2", "chmod 666 /dev/fuse")?;
     let message = "cannot open /dev/fuse: Permission denied";
     ensure!(!unfit.good && unfit.text.contains(message), "{}", unfit.text);
@@ -249,18 +308,101 @@ fn try_on(release: Release) -> Result<()> {
     ensure!(shown == format!("{named}# /etc/site/containers.d/10-site.toml\n"), "{shown}");
     fleet.expect_job("--container=bb.sqsh", "inside\ninside\n")?;
 
-    // Away with it: the line goes before the file, and settings stay until they are not wanted either.
+    Ok(())
+}
+
+/// The new plugin comes by rename: at every moment there is a whole one, and jobs run. What is the same stays.
+fn upgrade(fleet: &Fleet, variables: &Value, next: &Path) -> Result<()> {
+    let files = format!("stat -c %i {PLUGIN} /usr/bin/mizzen; stat -c %s {PLUGIN}");
+    let before = fleet.as_root("node1", &files)?;
+    fleet.cluster.run("rm -f stop");
+    let jobs = "until test -e stop; do srun -Q -N2 true || echo failed; echo job; done";
+    let jobs = fleet.start_script("ctl", jobs)?;
+    let watch = format!("until [ -e /home/alice/stop ]; do [ -s {PLUGIN} ] || echo gone; done; echo watched");
+    let watch = fleet.start_script("node1", &watch)?;
+    let mut upgraded = variables.clone();
+    upgraded["mizzen_archive"] = json!(next);
+    let told = fleet.play_checking("site.yml", &upgraded)?;
+    let played = fleet.play_well("site.yml", &upgraded)?;
+    fleet.cluster.run("touch stop");
+    for (process, line) in [(jobs, "job\n"), (watch, "watched\n")] {
+        let output = process.wait_with_output()?;
+        let (said, failed) = (String::from_utf8(output.stdout)?, String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            said.starts_with(line) && said.replace(line, "").is_empty(),
+            "during an upgrade: {said}{failed}"
+        );
+    }
+    let expected = ["ctl", "node1", "node2"].map(|name| (name.to_owned(), 1));
+    ensure!(played.changed == BTreeMap::from(expected), "{}", played.text);
+    ensure!(told.changed == played.changed, "with --check: {}", told.text);
+    let after = fleet.as_root("node1", &files)?;
+    let [old, new] = [&before, &after].map(|text| text.lines().collect::<Vec<_>>());
+    ensure!(old[0] != new[0] && old[1] == new[1] && old[2] != new[2], "{before}{after}");
+    let left = fleet.as_root(
+        "node1",
+        "find / -xdev -name '*.new' -path '*mizzen*'; ls -d /tmp/*.mizzen /root/*.mizzen 2>/dev/null || true",
+    )?;
+    ensure!(left.is_empty(), "{left}");
+    expect_quiet(&fleet.play_well("site.yml", &upgraded)?)?;
+    fleet.expect_job("--container=bb.sqsh", "inside\ninside\n")
+}
+
+/// The line goes before the file, and settings stay until they are not wanted either.
+fn removal(fleet: &Fleet) -> Result<()> {
+    fleet.as_root(
+        "node1",
+        "mkdir -p /etc/apparmor.d && ln -s /usr/share/mizzen/apparmor/mizzen /etc/apparmor.d/mizzen",
+    )?;
+    expect_unreachable(&fleet.play_for("inventory-without-node2", "remove.yml", &json!({}))?)?;
+    fleet.as_root("ctl", &format!("! test -e {LINE} && test -e /usr/bin/mizzen"))?;
+    fleet.as_root("node1", &format!("test -e {LINE} && test -e /usr/bin/mizzen"))?;
     let removed = fleet.play_well("remove.yml", &json!({}))?;
     ensure!(removed.changed["node2"] > 0, "{}", removed.text);
     fleet.expect_job("", "outside\noutside\n")?;
     let refused = fleet.job(CONTAINER);
     ensure!(refused.code != 0 && refused.stdout.is_empty(), "{}", refused.text());
-    let left = fleet.as_root("node1", "find / -xdev -name '*mizzen*' -not -path '/proc/*' | sort")?;
+    let left = fleet.as_root(
+        "node1",
+        "find / -xdev '(' -name '*mizzen*' -o -path /usr/bin/enroot ')' -not -path '/proc/*' | sort",
+    )?;
     ensure!(left == "/etc/mizzen\n/etc/mizzen/mizzen.d\n/etc/mizzen/mizzen.toml\n", "{left}");
     expect_quiet(&fleet.play_well("remove.yml", &json!({}))?)?;
     fleet.play_well("remove.yml", &json!({ "mizzen_purge": true }))?;
-    fleet.as_root("node1", "test ! -e /etc/mizzen")?;
-    ensure!(fleet.cluster.all_idle(), "{:?}", fleet.cluster.node_states());
+    fleet.as_root("node1", "test ! -e /etc/mizzen").map(drop)
+}
+
+/// The package puts the line there itself, on compute nodes first.
+fn by_package(fleet: &Fleet, site: &str) -> Result<()> {
+    let variables = json!({ "mizzen_package": package()?, "mizzen_drop_ins": { "10-site": site } });
+    expect_unreachable(&fleet.play_for("inventory-without-node2", "site.yml", &variables)?)?;
+    fleet.as_root("ctl", &format!("! test -e {LINE} && ! test -e /usr/bin/mizzen"))?;
+    fleet.play_well("site.yml", &variables)?;
+    fleet.as_root("node2", "dpkg --verify mizzen && dpkg-query --search /usr/bin/mizzen")?;
+    fleet.expect_job("--container=bb.sqsh", "inside\ninside\n")?;
+    expect_quiet(&fleet.play_well("site.yml", &variables)?)?;
+    // A command enroot that is not ours stays.
+    fleet.as_root("node1", "ln -s /opt/enroot /usr/bin/enroot")?;
+    fleet.play_well("remove.yml", &json!({}))?;
+    fleet.expect_job("", "outside\noutside\n")?;
+    fleet.as_root("node1", "! test -e /usr/bin/mizzen && readlink /usr/bin/enroot")?;
+    // The line is gone from what was kept of the file: another installation by hand has it all the same.
+    let package = "mizzen.deb";
+    fleet.cluster.share(package, &fs::read(variables["mizzen_package"].as_str().context("no path")?)?)?;
+    for machine in ["node1", "node2", "ctl"] {
+        fleet
+            .as_root(machine, &format!("dpkg -i /shared/{package} && grep -q '^required {PLUGIN}' {LINE}"))?;
+    }
+    fleet.expect_job("--container=bb.sqsh", "inside\ninside\n")
+}
+
+/// Nobody went on without the node that could not be reached.
+fn expect_unreachable(played: &Played) -> Result<()> {
+    ensure!(
+        !played.good && played.text.contains("node2") && played.text.contains("UNREACHABLE!"),
+        "{}",
+        played.text
+    );
     Ok(())
 }
 

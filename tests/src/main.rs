@@ -28,7 +28,7 @@ usage: vcluster releases                 make the root file systems: all Slurm r
        vcluster bench scale            starts of many nodes: a model, and its check on virtual nodes, into docs/scale.md
        vcluster bench scale-model      the same without the check
        vcluster arm64 PRODUCT [TESTS…]   containers on a virtual machine of that kind, and test programs for it
-       vcluster kernels [DEBIAN]         containers on Debian's kernels, in virtual machines
+       vcluster kernels [NAME]           containers on the kernels of Debian and Ubuntu, in virtual machines
        vcluster bench training PAIRS [MPI|torch|TensorFlow]  trainings on nodes and in containers, into docs/performance.md
        vcluster bench training-report    the same, of the numbers that are there
        vcluster bench report             what the others of `vcluster bench` measured, into docs/performance.md

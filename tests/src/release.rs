@@ -98,14 +98,24 @@ pub fn packages_rootfs() -> Result<PathBuf> {
     make_rootfs("bookworm", "packages", &format!("{PACKAGES},rpm,apparmor"))
 }
 
-/// A machine of an Ubuntu release with the Slurm of that. Debian vouches for the keys of Ubuntu's archive.
+/// A machine of an Ubuntu release with the Slurm of that.
 pub fn ubuntu_rootfs(ubuntu: &str) -> Result<PathBuf> {
+    // There, apt is no part of "minbase".
+    make_ubuntu("minbase", ubuntu, "slurm", &format!("{PACKAGES},apt,apparmor"))
+}
+
+/// The files of packages of an Ubuntu release, and of what they depend on, as they are in the packages.
+pub fn extract_ubuntu(ubuntu: &str, name: &str, packages: &str) -> Result<PathBuf> {
+    make_ubuntu("extract", ubuntu, name, packages)
+}
+
+/// Debian vouches for the keys of Ubuntu's archive.
+fn make_ubuntu(variant: &str, ubuntu: &str, name: &str, packages: &str) -> Result<PathBuf> {
     let keys = extract_packages("trixie", "ubuntu-keyring", "ubuntu-keyring")?;
-    let packages = format!("{PACKAGES},apt,apparmor"); // there, apt is no part of "minbase"
-    make_once(&format!("slurm-{ubuntu}"), &packages, |root| {
+    make_once(&format!("{name}-{ubuntu}"), packages, |root| {
         eprintln!("making a root file system: Ubuntu {ubuntu} with {packages} ...");
         let mut make = Command::new("mmdebstrap");
-        make.args(["--variant=minbase", "--components=main universe", "--quiet"])
+        make.args([&format!("--variant={variant}"), "--components=main universe", "--quiet"])
             .arg(format!("--keyring={}/usr/share/keyrings/ubuntu-archive-keyring.gpg", keys.display()))
             .arg(format!("--include={packages}"))
             .arg(ubuntu)

@@ -92,7 +92,37 @@ pub fn judge(checks: &[Check], results: &Results) -> Result<()> {
     Ok(())
 }
 
-/// The images of a machine: `/images/bb.sqsh`, and the same as a directory that lacks mount points. `busybox` is for its processor.
+/// Three starts of an image on a network file system: while it is copied, from the copy, and, where users have overlays, with what the
+/// first has read unpacked over it.
+pub fn starts_of_an_image_from_the_network(overlays: bool) -> [Check; 2] {
+    const IMAGE: &str = "/network/start.sqsh sh -c";
+    const READ: &str = "grep -o lowerdir=/places[^,]* /proc/self/mountinfo; cd /data; md5sum -c sum";
+    // A start that goes on until this is there.
+    let until = |options: &str, name: &str| {
+        format!(
+            "mizzen run {options} {IMAGE} '{READ}; until [ -e ~/go ]; do sleep 0.1; done' & \
+             for i in $(seq 600); do ls /local/mizzen-2001/{name} > /dev/null 2>&1 && break; sleep 0.1; done; touch go; wait $!; rm go"
+        )
+    };
+    let [without_layer, with_layer] = if overlays {
+        ["lowerdir=/places:/image\nlarge: OK\n", "lowerdir=/places:/unpacked-0:/image\nlarge: OK\n"]
+    } else {
+        ["large: OK\n"; 2]
+    };
+    let read_through =
+        prints("an image is used while it is copied", until("--verbose", "profile-*"), without_layer);
+    let from_the_copy = until("", "unpacked-*/manifest");
+    let rest = format!(
+        "mizzen stage /network/start.sqsh > /dev/null 2>&1; {{ {from_the_copy}; }} > second; mizzen run {IMAGE} '{READ}'"
+    );
+    [
+        read_through.noting(&["mizzen: note: /network/start.sqsh: ", " from the copy on the node, "]),
+        prints("a later start finds its files unpacked", rest, with_layer),
+    ]
+}
+
+/// The images of a machine: `/images/bb.sqsh`, the same as a directory that lacks mount points, and `start.sqsh`, with enough in
+/// `/data` to be worth unpacking. `busybox` is for its processor.
 pub fn images(name: &str, busybox: Option<PathBuf>) -> Result<Vec<(String, PathBuf)>> {
     let directory = target_dir().join("vm/images").join(name);
     let _ = fs::remove_dir_all(&directory);
@@ -109,5 +139,15 @@ pub fn images(name: &str, busybox: Option<PathBuf>) -> Result<Vec<(String, PathB
     for name in ["bin", "etc", "image"] {
         run_tool(Command::new("cp").arg("-a").arg(tree.path(name)).arg(unpacked.join(name)))?;
     }
-    Ok(vec![("images/bb.sqsh".to_owned(), image), ("images/tree".to_owned(), unpacked)])
+    let line = "what a program reads when it starts\n";
+    tree.file("data/large", &line.repeat((20 << 20) / line.len()))?;
+    let sum = run_tool(Command::new("md5sum").arg("large").current_dir(tree.path("data")))?;
+    tree.file("data/sum", &sum)?;
+    let start = directory.join("start.sqsh");
+    fs::write(&start, tree.squashfs(&["-comp", "zstd"])?)?;
+    Ok(vec![
+        ("images/bb.sqsh".to_owned(), image),
+        ("images/tree".to_owned(), unpacked),
+        ("images/start.sqsh".to_owned(), start),
+    ])
 }

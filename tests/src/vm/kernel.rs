@@ -1,4 +1,4 @@
-//! A Debian kernel, and the initial ramdisk that finds the root file system of a virtual machine.
+//! A kernel of Debian or Ubuntu, and the initial ramdisk that finds the root file system of a virtual machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::Architecture;
-use crate::release::extract_foreign;
+use crate::release::{extract_foreign, extract_ubuntu};
 use crate::run_tool;
 
 /// What the root file system is made of, and containers. What these depend on comes before them.
@@ -30,7 +30,15 @@ impl Kernel {
     pub fn of(debian: &str, architecture: Architecture) -> Result<Kernel> {
         let name = format!("kernel-{}", architecture.debian());
         let packages = format!("linux-image-{},busybox-static", architecture.debian());
-        let tree = extract_foreign(debian, &name, &packages, architecture.debian())?;
+        Kernel::unpacked(extract_foreign(debian, &name, &packages, architecture.debian())?)
+    }
+
+    /// The newest kernel for virtual machines that this Ubuntu release has.
+    pub fn of_ubuntu(ubuntu: &str) -> Result<Kernel> {
+        Kernel::unpacked(extract_ubuntu(ubuntu, "kernel", "linux-image-virtual,busybox-static")?)
+    }
+
+    fn unpacked(tree: PathBuf) -> Result<Kernel> {
         let all = ["usr/lib/modules", "lib/modules"].map(|directory| tree.join(directory));
         let all = all.iter().find(|directory| directory.is_dir()).context("the kernel has no modules")?;
         let modules = fs::read_dir(all)?.next().context("the kernel has no modules")??;

@@ -1,15 +1,17 @@
-//! `make test-kernels`: containers on Debian's kernels, each with the Slurm of its Debian.
+//! `make test-kernels`: containers on the kernels of Debian and Ubuntu, each with the Slurm of its distribution.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::checks::{Check, fails, images, judge, prints};
+use super::checks::{Check, fails, images, judge, prints, starts_of_an_image_from_the_network};
 use super::kernel::Kernel;
 use super::qemu::{Accelerator, Qemu};
 use super::{Architecture, Script, Vm};
 use crate::images::packed_once;
-use crate::{Release, target_dir};
+use crate::release::ubuntu_rootfs;
+use crate::{Release, User, target_dir};
 
 /// What a kernel can do of what matters to containers, as far as Debian's differ in it.
 struct Abilities {
@@ -19,23 +21,55 @@ struct Abilities {
     changes_in_memory: bool,
 }
 
-/// Boots every kernel, or the one of this Debian release, and prints what works.
+/// A distribution whose kernel and Slurm a machine has.
+struct Distribution {
+    name: &'static str,
+    /// Slurm there is configured as this one.
+    release: Release,
+    is_ubuntu: bool,
+}
+
+/// Debian's, oldest first, and an Ubuntu that restricts user namespaces by AppArmor.
+fn distributions() -> impl Iterator<Item = Distribution> {
+    let debian = |release: Release| Distribution { name: release.debian(), release, is_ubuntu: false };
+    let noble = Distribution { name: "noble", release: Release::Slurm22_05, is_ubuntu: true };
+    Release::ALL.into_iter().map(debian).chain([noble])
+}
+
+impl Distribution {
+    fn rootfs(&self) -> Result<PathBuf> {
+        if self.is_ubuntu { ubuntu_rootfs(self.name) } else { self.release.rootfs() }
+    }
+
+    fn kernel(&self) -> Result<Kernel> {
+        if self.is_ubuntu {
+            Kernel::of_ubuntu(self.name)
+        } else {
+            Kernel::of(self.name, Architecture::X86_64)
+        }
+    }
+}
+
+/// Boots every kernel, or the one of this distribution, and prints what works.
 pub fn test(only: Option<&str>) -> Result<()> {
     let qemu = Qemu::obtain().context("cannot obtain QEMU")?;
     let images = images("kernels", None)?;
     let mut accelerator = None;
     let mut failed = Vec::new();
-    let wanted = Release::ALL.into_iter().filter(|release| only.is_none_or(|name| name == release.debian()));
-    for release in wanted {
-        let rootfs = release.rootfs()?;
+    let wanted: Vec<_> = distributions().filter(|one| only.is_none_or(|name| name == one.name)).collect();
+    ensure!(!wanted.is_empty(), "no such kernel: {}", only.unwrap_or_default());
+    for distribution in wanted {
+        let rootfs = distribution.rootfs()?;
         packed_once(&rootfs)?;
-        let kernel = Kernel::of(release.debian(), Architecture::X86_64)?;
-        let checks = checks(&abilities(&kernel.version)?);
+        let kernel = distribution.kernel()?;
+        let can = abilities(&kernel.version)?;
+        let mut checks = if distribution.is_ubuntu { under_apparmor() } else { Vec::new() };
+        checks.extend(checks_of(&can));
         let vm = Vm {
-            name: format!("kernel-{}", release.debian()),
+            name: format!("kernel-{}", distribution.name),
             architecture: Architecture::X86_64,
             kernel,
-            release,
+            release: distribution.release,
             rootfs: (rootfs.clone(), rootfs.with_extension("sqsh")),
             product: target_dir().join("stage").canonicalize().context("run `make stage`")?,
             files: images.clone(),
@@ -49,9 +83,9 @@ pub fn test(only: Option<&str>) -> Result<()> {
             Accelerator::Tcg => "emulated",
         };
         eprintln!(
-            "Linux {} ({}, {release}), {how}, {:.0} s:",
+            "Linux {} ({}), {how}, {:.0} s:",
             results.kernel,
-            release.debian(),
+            distribution.name,
             begin.elapsed().as_secs_f32()
         );
         if let Err(error) = judge(&checks, &results) {
@@ -80,6 +114,9 @@ const NO_NAME: &[&str] = &[
     "mizzen: a named container: cannot mount an overlay: Operation not permitted\n",
     "mizzen: hint: overlays in user namespaces need Linux 5.11; run without a name here\n",
 ];
+const RESTRICTED: &[&str] = &[
+    "AppArmor restricts them (sysctl kernel.apparmor_restrict_unprivileged_userns = 1); mizzen needs a profile with the rule `userns,`\n",
+];
 const HEALTHY: &str = "containers can run here\n";
 /// Linux 5.10.
 const WITHOUT_OVERLAYS: &str =
@@ -101,7 +138,34 @@ const SERVER_KILLED: &str = "mizzen run --name two /images/bb.sqsh sh -c 'touch 
 const READ_ONLY: &str =
     "sh -c 'id -un; cat /image /mnt/a; touch /x || echo read-only; touch /mnt/y || echo read-only'";
 
-fn checks(can: &Abilities) -> Vec<Check> {
+/// AppArmor restricts user namespaces, as it does there since 23.10: they are refused, or, with a profile that Ubuntu loads at boot, are
+/// made and give no rights. The profile that comes with mizzen lifts both, for what follows.
+fn under_apparmor() -> Vec<Check> {
+    const RUN: &str = "mizzen run /images/bb.sqsh cat /image";
+    let root = |check: Check| Check { user: User::Root, ..check };
+    vec![
+        root(prints(
+            "AppArmor restricts user namespaces",
+            "echo 1 > /proc/sys/kernel/apparmor_restrict_unprivileged_userns; cat /sys/module/apparmor/parameters/enabled",
+            "Y\n",
+        )),
+        fails("without a profile: refused", RUN, 125, RESTRICTED),
+        root(prints(
+            "Ubuntu's profile for such namespaces",
+            "apparmor_parser -r /etc/apparmor.d/unprivileged_userns",
+            "",
+        )),
+        fails("with Ubuntu's profile: refused", RUN, 125, RESTRICTED),
+        root(prints("the profile of mizzen", "apparmor_parser -r /usr/share/mizzen/apparmor/mizzen", "")),
+        prints(
+            "with the profile of mizzen",
+            format!("{RUN}; cat /proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+            "bb\n1\n",
+        ),
+    ]
+}
+
+fn checks_of(can: &Abilities) -> Vec<Check> {
     let mut all = vec![
         prints(
             "squashfs image, read-only mount",
@@ -136,6 +200,7 @@ fn checks(can: &Abilities) -> Vec<Check> {
             "1\n",
         ),
     ];
+    all.extend(starts_of_an_image_from_the_network(can.overlays));
     all.push(prints(
         "doctor",
         "mizzen doctor | grep -v -e ^ok -e hint:",
@@ -176,6 +241,7 @@ mod tests {
         };
         assert_eq!(can("5.10.0-32-amd64"), (false, false));
         assert_eq!(can("6.1.0-50-amd64"), (true, false));
+        assert_eq!(can("6.8.0-149-generic"), (true, true));
         assert_eq!(can("6.12.107+deb13-amd64"), (true, true));
         assert_eq!(can("7.2.12+deb14-amd64"), (true, true));
         assert!(super::abilities("next").is_err());

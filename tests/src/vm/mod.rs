@@ -25,6 +25,10 @@ use self::qemu::{Accelerator, Machine, Qemu};
 use crate::spec::{GROUP, HOMES, PASSWD};
 use crate::{Cluster, Output, Release, Spec, User, run_tool, target_dir};
 
+/// Copies are on the disk, and images in `/network` are used while they are copied there.
+const MIZZEN_TOML: &str =
+    "stage_directory = \"/local\"\nnetwork_file_systems = [\"ramfs\"]\nstage_read_through = \"64k\"\n";
+
 /// What a machine is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
@@ -173,7 +177,7 @@ impl Vm {
             ("etc/slurm/slurm.conf", spec.slurm_conf_text()),
             ("etc/slurm/cgroup.conf", spec.cgroup_conf_text()),
             ("etc/slurm/plugstack.conf", spec.plugstack.join("\n") + "\n"),
-            ("etc/mizzen/mizzen.toml", "stage_directory = \"/local\"\n".to_owned()),
+            ("etc/mizzen/mizzen.toml", MIZZEN_TOML.to_owned()),
             ("vm/run", include_str!("run.sh").to_owned()),
         ];
         for (name, text) in texts {

@@ -23,6 +23,12 @@ mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts /dev/pts
 mount -t mqueue mqueue /dev/mqueue
 [ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
 [ -e /dev/ptmx ] || ln -s pts/ptmx /dev/ptmx
+# For AppArmor's own programs, where the kernel has it.
+mount -t securityfs securityfs /sys/kernel/security
+# A file system that mizzen.toml counts as a network file system.
+mkdir -p /network
+mount -t ramfs -o mode=755 ramfs /network
+cp /images/start.sqsh /network || fail "no image for /network"
 chmod 666 /dev/fuse || fail "there is no /dev/fuse"
 hostname node1
 ip link set lo up
