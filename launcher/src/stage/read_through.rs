@@ -288,10 +288,6 @@ impl ByteSource for ReadThrough {
         let _ = (at, length);
     }
 
-    fn file_with(&self, at: u64, length: u64) -> Option<BorrowedFd<'_>> {
-        self.has(at, length).then(|| self.data.as_fd())
-    }
-
     fn original(&self) -> BorrowedFd<'_> {
         self.original.as_fd()
     }

@@ -24,10 +24,6 @@ pub trait ByteSource: Send + Sync {
     /// These bytes will be needed soon. Only a hint.
     fn will_need(&self, at: u64, length: u64);
 
-    /// A file that has these bytes, at this same place: for those who have the kernel move them at once, without
-    /// reading them. None if there is none now.
-    fn file_with(&self, at: u64, length: u64) -> Option<BorrowedFd<'_>>;
-
     /// The image as it was opened first: its times tell whether somebody has written to it.
     fn original(&self) -> BorrowedFd<'_>;
 
@@ -61,10 +57,6 @@ impl ByteSource for File {
 
     fn will_need(&self, at: u64, length: u64) {
         let _ = fadvise(self, at, NonZeroU64::new(length), Advice::WillNeed);
-    }
-
-    fn file_with(&self, _at: u64, _length: u64) -> Option<BorrowedFd<'_>> {
-        Some(self.as_fd())
     }
 
     fn original(&self) -> BorrowedFd<'_> {
