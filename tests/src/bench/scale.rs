@@ -249,7 +249,7 @@ impl Check {
         let cluster = Cluster::start(spec)?;
         cluster.share("scale.sqsh", image)?;
         let mount =
-            format!("mkdir {SLOW}; bindfs -o allow_other --direct-io --read-rate={CHECKED} /shared {SLOW}");
+            format!("mkdir {SLOW}; bindfs -o allow_other,direct_io --read-rate={CHECKED} /shared {SLOW}");
         let mounted = cluster.run_as_root(&mount);
         ensure!(mounted.code == 0, "{}", mounted.text());
         show_everywhere(&cluster, nodes)?;
