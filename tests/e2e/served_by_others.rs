@@ -221,7 +221,8 @@ fn a_pinned_image_of_somebody_elses_is_not_used_where_it_is() {
     }
     let image = format!("/shared/bobs.sqsh@{digest}");
     // A name that nobody could foresee is left.
-    let copied = cluster.run(&format!("mizzen run {image} /bin/late && ls -d /var/tmp/mizzen-2001.x*/sha256-*"));
+    let copied =
+        cluster.run(&format!("mizzen run {image} /bin/late && ls -d /var/tmp/mizzen-2001.x*/sha256-*"));
     assert_eq!((copied.code, copied.stdout.lines().count()), (0, 2), "{}", copied.text());
     assert!(copied.stdout.starts_with("genuine\n"), "{}", copied.text());
     // It would not be found again where the directory cannot be listed.

@@ -217,7 +217,8 @@ fn an_option_of_another_plugin_is_not_lost(release: Release) {
         assert_out(&cluster.run("srun -Q --container-image=/shared/a.sqsh cat /image"), 0, "a\n");
     }
     // Each of our options, whatever it is for. (Where Slurm has --container itself, no plugin can have it.)
-    const OPTIONS: &str = "srun --help | grep -oE -e '--(no-)?container-[a-z-]+|--(environment|edf|container)\\>' | sort -u";
+    const OPTIONS: &str =
+        "srun --help | grep -oE -e '--(no-)?container-[a-z-]+|--(environment|edf|container)\\>' | sort -u";
     cluster.set_plugstack(&[]).unwrap();
     let slurms = cluster.run(OPTIONS).stdout;
     cluster.set_plugstack(&[&format!("required {PLUGIN}")]).unwrap();

@@ -261,6 +261,11 @@ fn timed(name: &str, command: &str) -> String {
     format!("s=$EPOCHREALTIME; {command}; e=$EPOCHREALTIME; echo \"{name}=$((${{e/./}}-${{s/./}}))\"\n")
 }
 
+/// Defines for a script what waits for a condition, and ends the script when that takes too long. What is started until then waits for
+/// /tmp/go.
+const WITHIN: &str = "within() { for try in $(seq 600); do if eval \"$1\"; then return; fi; sleep 0.1; done; \
+                      echo \"not within a minute: $1\" >&2; touch /tmp/go; exit 1; }\n";
+
 fn measure(cluster: &Cluster, user: User, script: &str) -> Result<Times> {
     times(&mut cluster.command("ctl", user, &["bash", "-c", script]))
 }

@@ -1,15 +1,23 @@
 //! What starts of many nodes cost a file system: a model of three ways to bring an image to nodes, its picture, and its check on
 //! virtual nodes. `vcluster bench scale` renews docs/scale.md and its picture.
 
+use std::ffi::OsStr;
 use std::fmt::Write;
-use std::fs;
-use std::time::Instant;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::document::replace_section;
-use crate::copies::{LARGE, large_image};
-use crate::{Cluster, SharedFs, Spec, User, repository};
+use crate::images::ImageTree;
+use crate::{Cluster, Spec, User, repository};
 
 /// A shared file system.
 struct System {
@@ -215,50 +223,183 @@ fn picture() -> String {
     svg
 }
 
-/// What all virtual nodes of a check read together in a second: each has its part of it.
+/// What the file system of a check reads in a second, for all virtual nodes together.
 const CHECKED: u64 = 64 << 20;
-/// What `cat /image` reads of its image, with the tables.
-const CHECKED_TOUCHED: f64 = 2e6;
+/// The data in its image, which cannot be compressed: there are as many copies in memory as nodes.
+const CHECKED_DATA: u64 = 64 << 20;
+const CHECKED_ROUNDS: usize = 3;
+const CHECKED_NODES: [u32; 4] = [4, 8, 16, 32];
+/// No start takes longer.
+const CHECKED_LIMIT: Duration = Duration::from_secs(180);
+/// Where the file system is, and the file in everybody's home that ends the containers of a start.
+const SLOW: &str = "/slow";
+const GO: &str = "home/alice/go";
 
-/// Starts an image on so many virtual nodes in each way that reads the file system, and compares.
-fn check(nodes: u32) -> Result<String> {
-    let toml = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\nstage_read_through = \"1m\"\n";
-    let cluster = Cluster::start(Spec {
-        nodes,
-        shared: SharedFs::Fuse,
-        mizzen_toml: Some(toml.to_owned()),
-        ..Cluster::spec("bench-scale")
-    })?;
-    cluster.share(LARGE, large_image())?;
-    let rate = CHECKED / u64::from(nodes);
-    for node in 1..=nodes {
+/// Virtual nodes that share a file system.
+struct Check {
+    cluster: Cluster,
+    nodes: u32,
+}
+
+impl Check {
+    /// The file system is one FUSE server that reads only so much in a second, whoever asks; and nothing of it stays in the
+    /// kernel's memory, which the nodes have together.
+    fn start(nodes: u32, image: &[u8]) -> Result<Check> {
+        let toml = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\nstage_read_through = \"1m\"\n";
+        let spec = Spec { nodes, mizzen_toml: Some(toml.to_owned()), ..Cluster::spec("bench-scale") };
+        let cluster = Cluster::start(spec)?;
+        cluster.share("scale.sqsh", image)?;
         let mount =
-            format!("mkdir /slow; bindfs -o allow_other --read-rate={rate} /run/shared-backing /slow");
-        let mounted = cluster.run_on(&format!("node{node}"), User::Root, &mount);
+            format!("mkdir {SLOW}; bindfs -o allow_other,direct_io --read-rate={CHECKED} /shared {SLOW}");
+        let mounted = cluster.run_as_root(&mount);
         ensure!(mounted.code == 0, "{}", mounted.text());
+        show_everywhere(&cluster, nodes)?;
+        Ok(Check { cluster, nodes })
     }
-    // What a step costs by itself.
-    let step = |options: &str, image: &str| -> Result<f64> {
-        let begin = Instant::now();
-        let done =
-            cluster.run(&format!("srun -Q -N{nodes} {options} --container={image} cat /image 2> /dev/null"));
-        ensure!(done.stdout == "large\n".repeat(nodes as usize), "{}", done.text());
-        Ok(begin.elapsed().as_secs_f64())
-    };
-    let bare = step("--container-stage=never", &format!("/shared/{LARGE}"))?;
-    let size = large_image().len() as f64;
-    let share = CHECKED as f64 / f64::from(nodes);
-    let system = System { name: "check", all: CHECKED as f64, node: share };
-    let mut text = String::new();
-    for (way, option) in [(Way::ReadThrough, "auto"), (Way::CopyFirst, "always")] {
-        for node in 1..=nodes {
-            cluster.run_on(&format!("node{node}"), User::Root, "rm -rf /var/tmp/mizzen-2001");
+
+    fn root_of(&self, machine: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.cluster.pid_of(machine)))
+    }
+
+    fn names(&self) -> impl Iterator<Item = String> {
+        (1..=self.nodes).map(|node| format!("node{node}"))
+    }
+
+    /// How many bytes the file system has read so far.
+    fn read(&self) -> Result<f64> {
+        let told = self.cluster.run_as_root("sed -n 's/^rchar: //p' /proc/$(pgrep -x bindfs)/io");
+        told.stdout.trim().parse().with_context(|| told.text())
+    }
+
+    fn has_copy(&self, machine: &str) -> bool {
+        let copies = fs::read_dir(self.root_of(machine).join("var/tmp/mizzen-2001"));
+        let is_copy = |name: &OsStr| name.as_encoded_bytes().starts_with(b"sha256-");
+        copies.into_iter().flatten().flatten().any(|entry| is_copy(&entry.file_name()))
+    }
+
+    /// A start on all nodes, of which none has anything. Its containers last until all have their copies, if they make any.
+    fn measure(&self, option: &str) -> Result<Cost> {
+        for machine in self.names().chain(["ctl".to_owned()]) {
+            let _ = fs::remove_dir_all(self.root_of(&machine).join("var/tmp/mizzen-2001"));
         }
-        let took = step(&format!("--container-stage={option}"), &format!("/slow/{LARGE}"))? - bare;
-        let model = cost(way, &system, f64::from(nodes), size, CHECKED_TOUCHED).first;
-        let _ = writeln!(text, "| {nodes} | {} | {model:.1} | {took:.1} |", way.name());
+        let go = self.root_of("ctl").join(GO);
+        let _ = fs::remove_file(&go);
+        let before = self.read()?;
+        let script = format!(
+            "srun -Q -u -N{} --container={SLOW}/scale.sqsh --container-stage={option} \
+             sh -c 'cat /image; until [ -e /{GO} ]; do sleep 0.2; done' 2> /dev/null",
+            self.nodes
+        );
+        let begin = Instant::now();
+        let mut srun = self
+            .cluster
+            .command("ctl", User::Alice, &["bash", "-c", &script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut lines = BufReader::new(srun.stdout.take().context("no pipe")?).lines();
+        for node in 0..self.nodes {
+            let line = lines.next().transpose()?;
+            ensure!(line.as_deref() == Some("scale"), "{option}: {node} of {} nodes: {line:?}", self.nodes);
+        }
+        let first = begin.elapsed().as_secs_f64();
+        while option != "never" && !self.names().all(|node| self.has_copy(&node)) {
+            ensure!(begin.elapsed() < CHECKED_LIMIT, "{option}: not all of {} nodes have a copy", self.nodes);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let local = begin.elapsed().as_secs_f64();
+        let read = self.read()? - before;
+        fs::write(&go, "")?;
+        ensure!(srun.wait()?.success() && self.cluster.all_idle(), "{option}: the step did not end well");
+        Ok(Cost { read, first, local })
     }
-    Ok(text)
+
+    /// The table's rows for so many nodes.
+    fn rows(&self, size: f64) -> Result<String> {
+        // A start without copies: what a step costs by itself, and what each node reads for it.
+        let mut measured: Vec<[Cost; 4]> = Vec::new();
+        for _ in 0..CHECKED_ROUNDS {
+            let bare = self.measure("never")?;
+            let [copied, through, broadcast] = ["always", "auto", "bcast"].map(|option| self.measure(option));
+            measured.push([bare, copied?, through?, broadcast?]);
+        }
+        let median = |contender: usize, part: fn(&Cost) -> f64| {
+            let mut sorted: Vec<f64> = measured.iter().map(|round| part(&round[contender])).collect();
+            sorted.sort_by(f64::total_cmp);
+            sorted[sorted.len() / 2]
+        };
+        let nodes = f64::from(self.nodes);
+        let system = System { name: "check", all: CHECKED as f64, node: CHECKED as f64 };
+        let touched = median(0, |cost| cost.read) / nodes;
+        let step = (median(0, |cost| cost.first) - touched * nodes / system.all).max(0.0);
+        let mut text = String::new();
+        for (number, way) in Way::ALL.into_iter().enumerate() {
+            let model = cost(way, &system, nodes, size, touched);
+            let found = Cost {
+                read: median(number + 1, |cost| cost.read),
+                first: median(number + 1, |cost| cost.first) - step,
+                local: median(number + 1, |cost| cost.local) - step,
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {:.0} | {:.0} | {:.1} | {:.1} | {:.1} | {:.1} |",
+                self.nodes,
+                way.name(),
+                model.read / 1e6,
+                found.read / 1e6,
+                model.first,
+                found.first,
+                model.local,
+                found.local
+            );
+            for (what, model, found) in [
+                ("read", model.read, found.read),
+                ("first", model.first, found.first),
+                ("local", model.local, found.local),
+            ] {
+                if !(2.0 / 3.0..=4.0 / 3.0).contains(&(found / model)) {
+                    println!(
+                        "{} nodes, {}: {what} is {found:.2}, and not {model:.2}",
+                        self.nodes,
+                        way.name()
+                    );
+                }
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// Mounts the login node's file system on all nodes as well: the same one, with the same server.
+fn show_everywhere(cluster: &Cluster, nodes: u32) -> Result<()> {
+    // Opened here, where these processes have these numbers.
+    let namespace = |machine: &str| File::open(format!("/proc/{}/ns/mnt", cluster.pid_of(machine)));
+    let login = namespace("ctl")?;
+    let others: Vec<File> =
+        (1..=nodes).map(|node| namespace(&format!("node{node}"))).collect::<io::Result<_>>()?;
+    // A thread has a mount namespace of its own once it shares no current directory with others.
+    let mount_all = move || -> Result<()> {
+        unshare(CloneFlags::CLONE_FS)?;
+        setns(&login, CloneFlags::CLONE_NEWNS)?;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let trees: Vec<OwnedFd> =
+            others.iter().map(|_| open_tree(CWD, SLOW, flags)).collect::<rustix::io::Result<_>>()?;
+        for (namespace, tree) in others.iter().zip(&trees) {
+            setns(namespace, CloneFlags::CLONE_NEWNS)?;
+            fs::create_dir_all(SLOW)?;
+            move_mount(tree, "", CWD, SLOW, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        }
+        Ok(())
+    };
+    std::thread::spawn(mount_all).join().map_err(|_| anyhow!("the file system was not mounted"))?
+}
+
+/// The image of a check.
+fn checked_image() -> Result<Vec<u8>> {
+    let tree = ImageTree::busybox()?;
+    tree.file("image", "scale\n")?;
+    io::copy(&mut File::open("/dev/urandom")?.take(CHECKED_DATA), &mut File::create(tree.path("data"))?)?;
+    tree.squashfs(&["-comp", "zstd", "-Xcompression-level", "1"])
 }
 
 const BEGIN: &str = "<!-- model: made by `vcluster bench scale` -->";
@@ -271,9 +412,12 @@ pub fn run(checked: bool) -> Result<()> {
     let mut text = fs::read_to_string(&path)?;
     text = replace_section(&text, BEGIN, END, &format!("\n{}\n", tables()))?;
     if checked {
-        let mut table = "\n| nodes | way | model, s | measured, s |\n|---|---|---|---|\n".to_owned();
-        for nodes in [4, 8, 16, 32] {
-            let rows = check(nodes)?;
+        let mut table = "\n| nodes | way | MB read, model | measured | first instruction, s, model | measured | all local, s, model | measured |\n\
+                         |---|---|---|---|---|---|---|---|\n"
+            .to_owned();
+        let image = checked_image()?;
+        for nodes in CHECKED_NODES {
+            let rows = Check::start(nodes, &image)?.rows(image.len() as f64)?;
             print!("{rows}");
             table.push_str(&rows);
         }
