@@ -483,7 +483,7 @@ const CASES: &[(&str, &str, Case)] = &[
         "Ubuntu 22.04: with PMIx in three directories",
         Works(
             "run $D --container-name=mpi4py true; for tmp in '' /dev/shm /var/tmp; do \
-         SLURM_PMIX_TMPDIR=$tmp run --mpi=pmix --ntasks=4 --container-name=mpi4py --container-mounts=/shared/allreduce.py:/opt/mpi_test.py:ro python3 /opt/mpi_test.py; done",
+         [ -z \"$tmp\" ] || export SLURM_PMIX_TMPDIR=$tmp; run --mpi=pmix --ntasks=4 --container-name=mpi4py --container-mounts=/shared/allreduce.py:/opt/mpi_test.py:ro python3 /opt/mpi_test.py; done",
         ),
     ),
     ("mpi4py", "Ubuntu 24.04", PUBLIC),
@@ -803,6 +803,7 @@ fn what_depends_on_the_release_holds_with_a_newer_one() {
         "exec",
         "mount_home",
         "mpi",
+        "mpi4py",
         "name",
         "pytorch",
         "remap_root",
