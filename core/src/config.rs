@@ -72,8 +72,8 @@ keys! {
     layer_cache_max_size: String = "20g".to_owned();
     /// Hooks of CDI specifications that devices work without: the names of NVIDIA's, the paths of other programs.
     cdi_leave_out_hooks: Vec<String> = Vec::new();
-    /// Whose named containers a node keeps apart.
-    container_scope: ContainerScope = ContainerScope::Job;
+    /// Whose named containers a node keeps apart, if the site says that: [`Config::container_scope`].
+    container_scope: Option<ContainerScope> = None;
     /// Whether Slurm's commands can be called in batch scripts and interactive shells that run inside.
     slurm_commands: bool = true;
     /// Where each user has a folder for the copies of images.
@@ -102,6 +102,16 @@ keys! {
     policy: ImagePolicy = ImagePolicy::default();
 }
 
+/// Keys whose defaults depend on `compatible`. The file that is shipped has them as comments, so that they do not hold against it.
+pub const BY_COMPATIBLE: [&str; 2] = ["mount_home", "container_scope"];
+
+/// The shipped file with these keys set.
+pub fn uncommented(sample: &str) -> String {
+    BY_COMPATIBLE
+        .iter()
+        .fold(sample.to_owned(), |text, key| text.replace(&format!("\n#{key} = "), &format!("\n{key} = ")))
+}
+
 fn read<T: DeserializeOwned>(value: Spanned<DeValue>) -> Result<T, toml::de::Error> {
     T::deserialize(ValueDeserializer::from(value))
 }
@@ -110,10 +120,12 @@ fn read<T: DeserializeOwned>(value: Spanned<DeValue>) -> Result<T, toml::de::Err
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compatible {
-    /// Ours: the home and the current directory are there, programs start in the latter, a bare name is a file's.
+    /// Ours: the home and the current directory are there, programs start in the latter, a bare name is a file's, a named container
+    /// goes with its job.
     #[default]
     Mizzen,
-    /// pyxis's: neither is there, programs start in the image's directory, a bare name is that of an image in a registry.
+    /// pyxis's: neither is there, programs start in the image's directory, a bare name is that of an image in a registry, a named
+    /// container stays.
     Pyxis,
 }
 
@@ -169,6 +181,20 @@ impl Config {
         let mut merged = Merged::default();
         merged.add(path, text)?;
         Ok(merged.config)
+    }
+
+    /// Whose named containers a node keeps apart.
+    pub fn container_scope(&self) -> ContainerScope {
+        self.container_scope.unwrap_or(match self.compatible {
+            Compatible::Mizzen => ContainerScope::Job,
+            Compatible::Pyxis => ContainerScope::Global,
+        })
+    }
+
+    /// Whether steps of jobs have the home directory where the user says nothing, if the site says that or another program's habit
+    /// does.
+    pub fn mount_home_in_jobs(&self) -> Option<bool> {
+        self.settings.mount_home.or((self.compatible == Compatible::Pyxis).then_some(false))
     }
 
     /// What only the values themselves can show.
@@ -322,8 +348,14 @@ mod tests {
         let is_table = |key: &&str| ["registries", "policy"].contains(key);
         let keys = Key::ALL.iter().filter_map(|key| key.spec().toml).chain(KEYS.iter().copied());
         for key in keys.filter(|key| !is_table(key)) {
-            assert!(shipped.contains(&format!("\n{key} = ")), "conf/mizzen.toml lacks the key {key}");
+            // A default that depends on `compatible` must not be set by the file.
+            let line =
+                if BY_COMPATIBLE.contains(&key) { format!("\n#{key} = ") } else { format!("\n{key} = ") };
+            assert!(shipped.contains(&line), "conf/mizzen.toml lacks the key {key}");
         }
+        let whole = parse(&uncommented(shipped)).unwrap();
+        assert_eq!(whole.container_scope, Some(Config::default().container_scope()));
+        assert_eq!(whole.settings.mount_home, Some(Settings::default().mount_home()));
     }
 
     /// Tables are shown by examples: they have no default to be shown, and stand at the end, where TOML wants them.
@@ -351,6 +383,18 @@ mod tests {
         let failure = parse("compatible = \"docker\"").unwrap_err();
         let expected = ":1: compatible: unknown variant `docker`, expected `mizzen` or `pyxis`";
         assert!(failure.message.contains(expected), "{failure}");
+        // Also in the file as it is shipped, of which administrators edit one line.
+        let shipped = include_str!("../../conf/mizzen.toml");
+        let edited = shipped.replace("compatible = \"mizzen\"", "compatible = \"pyxis\"");
+        for text in ["compatible = \"pyxis\"", &edited] {
+            let config = parse(text).unwrap();
+            assert_eq!(config.container_scope(), ContainerScope::Global);
+            assert_eq!(config.mount_home_in_jobs(), Some(false));
+        }
+        let own = parse("compatible = \"pyxis\"\ncontainer_scope = \"job\"\nmount_home = true").unwrap();
+        assert_eq!((own.container_scope(), own.mount_home_in_jobs()), (ContainerScope::Job, Some(true)));
+        let ours = parse("").unwrap();
+        assert_eq!((ours.container_scope(), ours.mount_home_in_jobs()), (ContainerScope::Job, None));
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub struct MountOption {
     pub no_fail: bool,
     /// What the source must be, where that is said.
     pub create: Option<Create>,
+    /// Flags that cannot be had, and do no harm.
+    pub without_effect: Vec<&'static str>,
 }
 
 /// What `--mount` mounts.
@@ -63,8 +65,8 @@ pub fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     let shown = quote_reference(part);
     let bad = |why: &str| {
         Failure::new(format!("\"{shown}\": {why}")).hint(format!(
-            "write SRC:DST:FLAGS with FLAGS like ro+noexec, several joined by commas; there are {MOUNT_FLAGS}, and of tmpfs size=SIZE and \
-             mode=MODE; these are taken and change nothing: {MOUNT_FLAGS_WITHOUT_EFFECT}"
+            "write SRC:DST:FLAGS with FLAGS like ro+noexec, several joined by commas; there are {MOUNT_FLAGS}, and of tmpfs size=SIZE, \
+             mode=MODE, nr_inodes=N, nr_blocks=N, huge=WHEN, uid=ID and gid=ID; these are taken and change nothing: {MOUNT_FLAGS_WITHOUT_EFFECT}"
         ))
     };
     if part.iter().any(u8::is_ascii_control) {
@@ -110,14 +112,12 @@ pub fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
             None => return Err(bad(&format!("unknown flag \"{}\"", quote(word.as_bytes())))),
         }
     }
-    let FlagWords { flags, tmpfs, squashfs, no_fail, create } = parsed;
+    let FlagWords { flags, tmpfs, squashfs, no_fail, create, detach, without_effect } = parsed;
     let is_tmpfs = source.as_os_str() == "tmpfs" && fields.len() > 1;
-    let is_umount = source.as_os_str() == "umount" && fields.len() > 1;
-    if tmpfs.size.is_some() && !is_tmpfs {
-        return Err(bad("size= belongs to tmpfs"));
-    }
-    if tmpfs.mode.is_some() && !is_tmpfs {
-        return Err(bad("mode= belongs to tmpfs"));
+    // That is how a line of enroot's fstab unmounts.
+    let is_umount = detach || source.as_os_str() == "umount" && fields.len() > 1;
+    if let Some(word) = tmpfs.first_word().filter(|_| !is_tmpfs) {
+        return Err(bad(&format!("{word} belongs to tmpfs")));
     }
     let source = match (is_tmpfs, squashfs) {
         _ if is_umount => MountSource::Umount,
@@ -131,7 +131,7 @@ pub fn parse_mount(part: &[u8]) -> Result<MountOption, Failure> {
     if is_directory && create == Some(Create::File) {
         return Err(bad("x-create=file: what is mounted is a directory"));
     }
-    Ok(MountOption { source, target: target.clone(), flags, no_fail, create })
+    Ok(MountOption { source, target: target.clone(), flags, no_fail, create, without_effect })
 }
 
 /// Whether a path leads above where it begins.
@@ -232,12 +232,26 @@ impl MountOption {
         self
     }
 
+    /// A destination that is not said is the source's, and a relative one begins in `directory`, inside.
+    pub fn at(mut self, directory: &Path) -> Result<MountOption, Failure> {
+        if self.target.is_relative() {
+            // Without the dots in it.
+            self.target = directory.join(&self.target).components().collect();
+            if is_root(&self.target) {
+                return Err(Failure::new("mounts: a destination is the root itself")
+                    .hint("write it behind a colon: ./:/work"));
+            }
+        }
+        Ok(self)
+    }
+
     /// The text that [`parse_mounts`] reads as this mount.
     pub fn to_text(&self) -> Vec<u8> {
         let mut words = FlagWords {
             flags: self.flags,
             no_fail: self.no_fail,
             create: self.create,
+            without_effect: self.without_effect.clone(),
             ..FlagWords::default()
         };
         let source = match &self.source {
@@ -382,7 +396,32 @@ mod tests {
 
     fn bind(source: &str, target: &str, flags: MountFlags) -> MountOption {
         let source = MountSource::Bind(source.into());
-        MountOption { source, target: target.into(), flags, no_fail: false, create: None }
+        MountOption {
+            source,
+            target: target.into(),
+            flags,
+            no_fail: false,
+            create: None,
+            without_effect: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_destination_that_is_not_said_is_the_sources() {
+        let at = |text: &str, directory: &str| {
+            parse(text).unwrap().remove(0).at(Path::new(directory)).map(|mount| mount.target)
+        };
+        for (text, directory, target) in [
+            ("./data", "/", "/data"),
+            ("data/a/./b", "/", "/data/a/b"),
+            ("./data", "/home/alice", "/home/alice/data"),
+            ("./", "/home/alice", "/home/alice"),
+            ("/data", "/home/alice", "/data"),
+            ("./data:/x/./y", "/home/alice", "/x/./y"),
+        ] {
+            assert_eq!(at(text, directory), Ok(target.into()), "{text}");
+        }
+        assert_eq!(at("./", "/").unwrap_err().message, "mounts: a destination is the root itself");
     }
 
     #[test]

@@ -63,8 +63,8 @@ pub trait ImageLookup {
     /// Where relative paths begin.
     fn directory(&mut self) -> Result<PathBuf, Failure>;
 
-    /// Where a relative directory to start in begins.
-    fn workdir_directory(&mut self) -> Result<PathBuf, Failure> {
+    /// Where relative paths inside begin: a directory to start in, and a mount that names no destination.
+    fn directory_inside(&mut self) -> Result<PathBuf, Failure> {
         self.directory()
     }
 }
@@ -170,7 +170,12 @@ pub fn merge(
 /// What somebody has typed, or set as variables, with whole paths.
 fn absolute(mut settings: Settings, lookup: &mut dyn ImageLookup) -> Result<Settings, Failure> {
     if let Some(workdir) = settings.workdir.take() {
-        settings.workdir = Some(workdir.absolute(&lookup.workdir_directory()?));
+        settings.workdir = Some(workdir.absolute(&lookup.directory_inside()?));
+    }
+    if let Some(mounts) = settings.mounts.take() {
+        let inside = lookup.directory_inside()?;
+        let placed = mounts.into_iter().map(|mount| mount.at(&inside));
+        settings.mounts = Some(placed.collect::<Result<_, _>>()?);
     }
     Ok(settings.absolute(&lookup.directory()?))
 }

@@ -170,8 +170,8 @@ impl RunOptions {
         let mut site = config.settings.clone();
         // Scripts that were written for pyxis are jobs. What the site says itself holds.
         let compatible = if origin == Origin::StepOption { config.compatible } else { Compatible::Mizzen };
-        if compatible == Compatible::Pyxis {
-            site.mount_home.get_or_insert(false);
+        if origin == Origin::StepOption {
+            site.mount_home = config.mount_home_in_jobs();
         }
         let host_mpi = match (user.mpi, site.mpi) {
             (Some(Mpi::Host), _) => Some(origin),
@@ -197,7 +197,7 @@ impl RunOptions {
         let named = settings.name.clone().map(|name| Named {
             name,
             directory: config.stage_directory.clone(),
-            scope: Scope::new(config.container_scope, job.as_deref()),
+            scope: Scope::new(config.container_scope(), job.as_deref()),
             of_step: origin == Origin::StepOption,
         });
         Ok(RunOptions {

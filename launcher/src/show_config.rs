@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use mizzen_core::config::{Entry, Merged, SiteFiles, Source};
-use mizzen_core::{Failure, plugstack};
+use mizzen_core::config::{Compatible, Entry, Merged, SiteFiles, Source, uncommented};
+use mizzen_core::{Config, Failure, plugstack};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::de::ValueDeserializer;
@@ -18,8 +18,28 @@ struct Shown {
     table: String,
     key: String,
     value: Value,
-    /// None for a default.
-    origin: Option<(String, usize)>,
+    origin: Origin,
+}
+
+/// Where a value comes from.
+enum Origin {
+    /// This line of this file.
+    Line(String, usize),
+    /// Nobody has set it.
+    Default,
+    /// Nobody has set it, and pyxis's default holds.
+    OfPyxis,
+}
+
+impl Origin {
+    /// As a comment has it.
+    fn text(&self) -> String {
+        match self {
+            Origin::Line(file, line) => format!("{file}:{line}"),
+            Origin::Default => "default".to_owned(),
+            Origin::OfPyxis => "default in jobs with compatible = \"pyxis\"".to_owned(),
+        }
+    }
 }
 
 /// Prints all settings.
@@ -41,25 +61,43 @@ pub fn values(merged: &Merged) -> Result<String, Failure> {
 /// What the files say, and the defaults of what they do not, in the order of the file that comes with mizzen. Tables have no
 /// defaults.
 fn collect(merged: &Merged) -> Result<Vec<Shown>, Failure> {
+    let text = uncommented(SAMPLE);
     let mut sample = Merged::default();
-    sample.add(Path::new("mizzen.toml"), SAMPLE)?;
+    sample.add(Path::new("mizzen.toml"), &text)?;
     let mut defaults = sample.entries();
     defaults.sort_by_key(|entry| entry.position.map(|position| position.line));
     let given = merged.entries();
     let own = |default: &Entry| given.iter().find(|entry| entry.table.is_empty() && entry.key == default.key);
     let plain = defaults.iter().map(|default| match own(default) {
         Some(entry) => shown(entry, true),
-        None => shown(default, false),
+        None => shown(default, false).map(|shown| match of_pyxis(&merged.config, &shown.key) {
+            Some(value) => Shown { value, origin: Origin::OfPyxis, ..shown },
+            None => shown,
+        }),
     });
     let in_tables = given.iter().filter(|entry| !entry.table.is_empty()).map(|entry| shown(entry, true));
     plain.chain(in_tables).collect()
 }
 
+/// What pyxis has for a key that nobody has set, where that holds.
+fn of_pyxis(config: &Config, key: &str) -> Option<Value> {
+    if config.compatible != Compatible::Pyxis {
+        return None;
+    }
+    match key {
+        "mount_home" => config.mount_home_in_jobs().map(Value::from),
+        "container_scope" => Some(Value::from(config.container_scope().word())),
+        _ => None,
+    }
+}
+
 fn shown(entry: &Entry, given: bool) -> Result<Shown, Failure> {
     let value = Value::deserialize(ValueDeserializer::from(entry.value.clone()))
         .map_err(|error| Failure::new(error.message()).about(&entry.key))?;
-    let position = entry.position.filter(|_| given);
-    let origin = position.map(|position| (position.file.display().to_string(), position.line));
+    let origin = match entry.position.filter(|_| given) {
+        Some(position) => Origin::Line(position.file.display().to_string(), position.line),
+        None => Origin::Default,
+    };
     Ok(Shown { table: entry.table.clone(), key: entry.key.clone(), value, origin })
 }
 
@@ -71,9 +109,8 @@ fn to_toml(settings: &[Shown]) -> String {
             table = &setting.table;
             let _ = writeln!(text, "\n[{table}]");
         }
-        let origin = setting.origin.as_ref();
-        let origin = origin.map_or_else(|| "default".to_owned(), |(file, line)| format!("{file}:{line}"));
-        let _ = writeln!(text, "{} = {}  # {origin}", setting.key, toml_value(&setting.value));
+        let _ =
+            writeln!(text, "{} = {}  # {}", setting.key, toml_value(&setting.value), setting.origin.text());
     }
     text
 }
@@ -105,8 +142,11 @@ fn to_json(source: &Source, files: &SiteFiles, settings: &[Shown]) -> String {
         .iter()
         .map(|Shown { table, key, value, origin }| {
             let key = if table.is_empty() { key.clone() } else { format!("{table}.{key}") };
-            let (file, line) = origin.as_ref().map(|(file, line)| (file, line)).unzip();
-            json!({ "key": key, "value": value, "default": origin.is_none(), "file": file, "line": line })
+            let (file, line) = match origin {
+                Origin::Line(file, line) => (Some(file), Some(line)),
+                Origin::Default | Origin::OfPyxis => (None, None),
+            };
+            json!({ "key": key, "value": value, "default": line.is_none(), "file": file, "line": line })
         })
         .collect();
     let named_by = named_by(source).map(|(file, line)| json!({ "file": file, "line": line }));
@@ -161,11 +201,34 @@ mod tests {
             assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
         }
         // What is shown means what the files say.
-        let again = mizzen_core::Config::parse(&text, Path::new("/again.toml")).unwrap();
+        let again = Config::parse(&text, Path::new("/again.toml")).unwrap();
         let mut expected = merged.config.clone();
         // Lists that are shown as empty are not told from those that nobody has made.
         expected.settings = again.settings.clone();
+        // Nor a default that is shown from one that is set.
+        expected.container_scope = Some(expected.container_scope());
         assert_eq!(again, expected);
         assert_eq!(again.settings.stage, merged.config.settings.stage);
+    }
+
+    #[test]
+    fn defaults_of_pyxis_say_so() {
+        let shown = |text: &str| {
+            let mut merged = Merged::default();
+            merged.add(Path::new("/m.toml"), text).unwrap();
+            values(&merged).unwrap()
+        };
+        let text = shown("compatible = \"pyxis\"\n");
+        for line in [
+            "mount_home = false  # default in jobs with compatible = \"pyxis\"",
+            "container_scope = \"global\"  # default in jobs with compatible = \"pyxis\"",
+        ] {
+            assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
+        }
+        let text = shown("compatible = \"pyxis\"\ncontainer_scope = \"job\"\nmount_home = true\n");
+        for line in ["mount_home = true  # /m.toml:3", "container_scope = \"job\"  # /m.toml:2"] {
+            assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
+        }
+        assert!(shown("").contains("\ncontainer_scope = \"job\"  # default\n"));
     }
 }

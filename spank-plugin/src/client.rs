@@ -275,9 +275,9 @@ impl ImageLookup for Client {
             .map_err(|error| Failure::caused_by("cannot find the current directory", error))
     }
 
-    fn workdir_directory(&mut self) -> Result<PathBuf, Failure> {
+    fn directory_inside(&mut self) -> Result<PathBuf, Failure> {
         let compatible = state::lock().config()?.compatible;
-        // pyxis changes to it when it has entered the container, at whose root it is then.
+        // pyxis looks for them when it has entered the container, at whose root it is then.
         if compatible == Compatible::Pyxis { Ok("/".into()) } else { self.directory() }
     }
 }

@@ -206,24 +206,26 @@ fn what_scripts_of_pyxis_see() {
 #[test]
 fn keys_of_pyxis_in_plugstack() {
     let plugin = format!("required {} ", mizzen_tests::spec::PLUGIN);
-    let cluster = with_images(one_node(Release::Slurm24_11, "contract-plugstack"));
-    for key in [
-        "runtime_path=/run/pyxis",
-        "execute_entrypoint=1",
-        "container_scope=job",
-        "sbatch_support=0",
-        "importer=/usr/bin/importer",
-        "use_squashfuse=1",
-        "use_enroot_load=1",
-    ] {
-        cluster.set_plugstack(&[&format!("{plugin}{key}")]).unwrap();
-        let refused = cluster.run("srun -Q --container-image=/shared/a.sqsh touch /shared/marker");
-        assert_eq!(refused.code, 1, "{key}: {}", refused.text());
-        assert!(refused.stderr.contains(&format!("\"{key}\"")), "{}", refused.text());
-        // No job without a container minds.
-        assert_out(&cluster.run("srun -Q hostname"), 0, "node1\n");
+    for release in TWO_RELEASES {
+        let cluster = with_images(one_node(release, "contract-plugstack"));
+        for key in [
+            "runtime_path=/run/pyxis",
+            "execute_entrypoint=1",
+            "container_scope=job",
+            "sbatch_support=0",
+            "importer=/usr/bin/importer",
+            "use_squashfuse=1",
+            "use_enroot_load=1",
+        ] {
+            cluster.set_plugstack(&[&format!("{plugin}{key}")]).unwrap();
+            let refused = cluster.run("srun -Q --container-image=/shared/a.sqsh touch /shared/marker");
+            assert_eq!(refused.code, 1, "{key}: {}", refused.text());
+            assert!(refused.stderr.contains(&format!("\"{key}\"")), "{}", refused.text());
+            // No job without a container minds.
+            assert_out(&cluster.run("srun -Q hostname"), 0, "node1\n");
+        }
+        assert_eq!(cluster.run("ls /shared/marker").code, 2, "it ran outside");
     }
-    assert_eq!(cluster.run("ls /shared/marker").code, 2, "it ran outside");
 }
 
 /// "`singularity pull docker://tensorflow/tensorflow`, `pull -F out.sif`, `sregistry pull nvidia://tensorflow:17.11`"

@@ -10,6 +10,8 @@ fn enroot(cluster: &Cluster, script: &str) -> Output {
     cluster.run_on("node1", User::Alice, &format!("PATH=/opt/names:$PATH; {script}"))
 }
 
+const TWO_RELEASES: [Release; 2] = [Release::Slurm22_05, Release::Slurm24_11];
+
 fn start(release: Release, name: &str, registries: &str) -> Cluster {
     let mizzen_toml = Some(format!("stage_directory = \"/disk\"\n{registries}"));
     let cluster = Cluster::start(Spec { mizzen_toml, ..one_node(release, name) }).unwrap();
@@ -37,35 +39,49 @@ fn images_are_imported() {
     let registry = LocalRegistry::start().unwrap();
     registry.push(&layout, "one", "lab/app:1", &[]).unwrap();
     let toml = "[registries.\"ctl:5000\"]\nplain_http = true\n[registries.\"ctl:5001\"]\nplain_http = true\n";
-    let cluster = start(Release::Slurm24_11, "enroot-import", toml);
-    let _open = registry.serve_on(&cluster, 5000, None).unwrap();
-    let htpasswd = "alice:$2y$05$6hS8ZsFBbGy50MmSqbw4Nej77kMmzAc0N/jI29uCuhCbQDmT1bBQm\n";
-    let _locked = registry.serve_on(&cluster, 5001, Some(htpasswd)).unwrap();
-    let imported = enroot(
-        &cluster,
-        "enroot import -o app.sqsh docker://ctl:5000#lab/app:1 > /dev/null && enroot start app.sqsh sh -c 'cat /version; echo $APP $ENTRY'",
-    );
-    assert_out(&imported, 0, "one\nyes yes\n");
-    assert_failed(&enroot(&cluster, "enroot import -o app.sqsh docker://ctl:5000#lab/app:1"), 1, "app.sqsh");
-    // "credentials in `$ENROOT_CONFIG_PATH/.credentials` (netrc: `machine HOST login USER password SECRET`)", and enroot's own name for
-    // the file that is imported.
-    let imported = enroot(
-        &cluster,
-        "mkdir conf; printf '# of the lab\\nmachine nvcr.io login $oauthtoken password other\\nmachine ctl\\n  login alice\\n  password secret\\n' > conf/.credentials; chmod 600 conf/.credentials; \
+    for release in TWO_RELEASES {
+        let cluster = start(release, "enroot-import", toml);
+        let _open = registry.serve_on(&cluster, 5000, None).unwrap();
+        let htpasswd = "alice:$2y$05$6hS8ZsFBbGy50MmSqbw4Nej77kMmzAc0N/jI29uCuhCbQDmT1bBQm\n";
+        let _locked = registry.serve_on(&cluster, 5001, Some(htpasswd)).unwrap();
+        let imported = enroot(
+            &cluster,
+            "enroot import -o app.sqsh docker://ctl:5000#lab/app:1 > /dev/null && enroot start app.sqsh sh -c 'cat /version; echo $APP $ENTRY'",
+        );
+        assert_out(&imported, 0, "one\nyes yes\n");
+        assert_failed(
+            &enroot(&cluster, "enroot import -o app.sqsh docker://ctl:5000#lab/app:1"),
+            1,
+            "app.sqsh",
+        );
+        // "credentials in `$ENROOT_CONFIG_PATH/.credentials` (netrc: `machine HOST login USER password SECRET`)", and enroot's own name for
+        // the file that is imported.
+        let imported = enroot(
+            &cluster,
+            "mkdir conf; printf '# of the lab\\nmachine nvcr.io login $oauthtoken password other\\nmachine ctl\\n  login alice\\n  password secret\\n' > conf/.credentials; chmod 600 conf/.credentials; \
          ENROOT_CONFIG_PATH=$PWD/conf enroot import docker://alice@ctl:5001#lab/app:1 > /dev/null && ls *+*",
-    );
-    assert_out(&imported, 0, "lab+app+1.sqsh\n");
-    for (words, message, hint) in [
-        (
-            "dockerd://mine:1",
-            "dockerd://mine:1: images of a daemon are not taken from it",
-            "docker save mine:1 | mizzen",
-        ),
-        ("podman://mine", "podman://mine: images of a daemon are not taken from it", "podman save mine |"),
-        ("ftp://mine", "ftp://mine: not docker://[USER@][REGISTRY#]IMAGE[:TAG]", "`mizzen import --help`"),
-    ] {
-        let refused = enroot(&cluster, &format!("enroot import -o x.sqsh {words}"));
-        assert_told(&refused, 1, &format!("mizzen: {message}"), hint);
+        );
+        assert_out(&imported, 0, "lab+app+1.sqsh\n");
+        for (words, message, hint) in [
+            (
+                "dockerd://mine:1",
+                "dockerd://mine:1: images of a daemon are not taken from it",
+                "docker save mine:1 | mizzen",
+            ),
+            (
+                "podman://mine",
+                "podman://mine: images of a daemon are not taken from it",
+                "podman save mine |",
+            ),
+            (
+                "ftp://mine",
+                "ftp://mine: not docker://[USER@][REGISTRY#]IMAGE[:TAG]",
+                "`mizzen import --help`",
+            ),
+        ] {
+            let refused = enroot(&cluster, &format!("enroot import -o x.sqsh {words}"));
+            assert_told(&refused, 1, &format!("mizzen: {message}"), hint);
+        }
     }
 }
 

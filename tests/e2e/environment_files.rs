@@ -28,6 +28,8 @@ on_two_releases!(
     nodes_read_no_files
 );
 
+const TWO_RELEASES: [Release; 2] = [Release::Slurm22_05, Release::Slurm24_11];
+
 /// An image with variables, a working directory, and an entrypoint that leaves a file.
 fn oci_image() -> Vec<u8> {
     let tree = ImageTree::busybox().unwrap();
@@ -300,23 +302,29 @@ fn images_come_from_registries() {
     let registry = LocalRegistry::start().unwrap();
     registry.push(&layout, "one", "lab/app:1", &[]).unwrap();
     registry.push(&layout, "one", "library/app:latest", &[]).unwrap();
-    let toml = "[registries.\"docker.io\"]\nmirrors = [\"http://ctl:5000\"]\n[registries.\"ctl:5000\"]\nplain_http = true\n";
-    let spec = one_node(Release::Slurm24_11, "environment-registry");
-    let cluster = start(Spec { mizzen_toml: Some(toml.to_owned()), ..spec });
-    let _open = registry.serve_on(&cluster, 5000, None).unwrap();
-    for image in
-        ["ctl:5000#lab/app:1", "alice@ctl:5000#lab/app:1", "docker://ctl:5000/lab/app:1", "docker://app"]
-    {
-        write(&cluster, ".edf/e.toml", &format!("image = \"{image}\""));
-        let run =
-            cluster.run("srun --environment=e sh -c 'cat /version; echo $APP; touch /x && echo writable'");
-        assert_out(&run, 0, "one\nyes\nwritable\n");
+    for release in TWO_RELEASES {
+        let toml = "[registries.\"docker.io\"]\nmirrors = [\"http://ctl:5000\"]\n[registries.\"ctl:5000\"]\nplain_http = true\n";
+        let spec = one_node(release, "environment-registry");
+        let cluster = start(Spec { mizzen_toml: Some(toml.to_owned()), ..spec });
+        let _open = registry.serve_on(&cluster, 5000, None).unwrap();
+        for image in
+            ["ctl:5000#lab/app:1", "alice@ctl:5000#lab/app:1", "docker://ctl:5000/lab/app:1", "docker://app"]
+        {
+            write(&cluster, ".edf/e.toml", &format!("image = \"{image}\""));
+            let run = cluster
+                .run("srun --environment=e sh -c 'cat /version; echo $APP; touch /x && echo writable'");
+            assert_out(&run, 0, "one\nyes\nwritable\n");
+        }
+        write(&cluster, ".edf/e.toml", "image = \"ctl:5000#lab/none:1\"");
+        let missing = cluster.run("srun --environment=e touch /shared/marker");
+        assert_eq!(missing.code, 1, "{}", missing.text());
+        assert!(
+            missing.stderr.contains("e.toml:1: image: docker://ctl:5000/lab/none:1: "),
+            "{}",
+            missing.text()
+        );
+        assert_eq!(cluster.run("ls /shared/marker").code, 2, "it ran");
     }
-    write(&cluster, ".edf/e.toml", "image = \"ctl:5000#lab/none:1\"");
-    let missing = cluster.run("srun --environment=e touch /shared/marker");
-    assert_eq!(missing.code, 1, "{}", missing.text());
-    assert!(missing.stderr.contains("e.toml:1: image: docker://ctl:5000/lab/none:1: "), "{}", missing.text());
-    assert_eq!(cluster.run("ls /shared/marker").code, 2, "it ran");
 }
 
 fn options_win_over_the_file(release: Release) {
@@ -702,4 +710,21 @@ fn components_of_a_heterogeneous_job_share_a_file() {
     let both = cluster.run("srun -Q -N1 --environment=e cat /image : -N1 --environment=e cat /image");
     assert_out(&both, 0, "a\na\n");
     assert_failed(&both, 0, "the annotation com.unknown is not known here and has no effect");
+}
+
+#[test]
+fn components_of_a_heterogeneous_job_have_files_of_their_own() {
+    for release in TWO_RELEASES {
+        let cluster = start(Spec { nodes: 2, ..one_node(release, "environment-apart") });
+        write(&cluster, ".edf/a.toml", "image = \"/shared/a.sqsh\"\nworkdir = \"/tmp\"\n[env]\nX = \"1\"");
+        write(&cluster, ".edf/b.toml", "image = \"/shared/b.sqsh\"\nworkdir = \"/etc\"\n[env]\nY = \"2\"");
+        let show = "sh -c 'echo $(cat /image) $(pwd) [$X$Y]'";
+        for allocation in ["", "salloc -Q -N2 "] {
+            let both = cluster.run(&format!(
+                "set -o pipefail; {allocation}srun -Q -N1 --environment=a {show} : -N1 --environment=b {show} | sort"
+            ));
+            assert_out(&both, 0, "a /tmp [1]\nb /etc [2]\n");
+            assert_eq!(both.stderr, "", "{release}");
+        }
+    }
 }

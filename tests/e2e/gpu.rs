@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use mizzen_tests::check::{assert_failed, assert_out, start_with_busybox};
+use mizzen_tests::check::{assert_failed, assert_out, assert_told, start_with_busybox};
 use mizzen_tests::images::{ImageTree, mpi, packed_once};
 use mizzen_tests::release::extract_packages;
 use mizzen_tests::{Cluster, Release, Spec, User, target_dir};
@@ -87,7 +87,9 @@ fn steps_have_their_gpus(cluster: &Cluster, image: &str) {
 
 #[test]
 fn slurm_24_11() {
-    steps_have_their_gpus(&start_with_busybox(spec("24", Release::Slurm24_11)), "/shared/bb.sqsh");
+    let cluster = start_with_busybox(spec("24", Release::Slurm24_11));
+    steps_have_their_gpus(&cluster, "/shared/bb.sqsh");
+    nvidias_variable_chooses(&cluster);
 }
 
 #[test]
@@ -95,10 +97,79 @@ fn slurm_26_05() {
     steps_have_their_gpus(&start_with_busybox(spec("26", Release::Slurm26_05)), "/shared/bb.sqsh");
 }
 
+/// Among the GPUs of the step, by numbers from 0, as pyxis's users do it: the user's word before that of the image.
+fn nvidias_variable_chooses(cluster: &Cluster) {
+    for (image, value) in [("cuda", "all"), ("void", "void")] {
+        let tree = ImageTree::busybox().unwrap();
+        let config = format!(r#"{{"config": {{"Env": ["NVIDIA_VISIBLE_DEVICES={value}"]}}}}"#);
+        tree.file(".mizzen/config.json", &config).unwrap();
+        cluster.share(&format!("{image}.sqsh"), &tree.squashfs(&[]).unwrap()).unwrap();
+    }
+    let step = |variable: &str, options: &str, image: &str, program: &str| {
+        cluster.run(&format!(
+            "{variable} srun --quiet --gres=gpu:2 {options} --container=/shared/{image}.sqsh {program}"
+        ))
+    };
+    let both = "nvidia0\nnvidia1\n";
+    for (variable, image, expected) in [
+        ("", "cuda", both),
+        ("NVIDIA_VISIBLE_DEVICES=all", "bb", both),
+        ("NVIDIA_VISIBLE_DEVICES=0", "cuda", "nvidia0\n"),
+        ("NVIDIA_VISIBLE_DEVICES=1", "bb", "nvidia1\n"),
+        ("NVIDIA_VISIBLE_DEVICES=1,0", "bb", both),
+        ("NVIDIA_VISIBLE_DEVICES=none", "cuda", ""),
+        ("NVIDIA_VISIBLE_DEVICES=void", "cuda", ""),
+        ("", "void", ""),
+        ("NVIDIA_VISIBLE_DEVICES=1", "void", "nvidia1\n"),
+    ] {
+        assert_out(&step(variable, "", image, OPEN), 0, expected);
+    }
+    let devices = "sh -c 'ls /dev | grep -c nvidia'";
+    assert_out(&step("NVIDIA_VISIBLE_DEVICES=none", "", "bb", devices), 0, "3\n");
+    assert_out(&step("NVIDIA_VISIBLE_DEVICES=void", "", "bb", devices), 1, "0\n");
+    // An option of the user's comes before it.
+    assert_out(&step("NVIDIA_VISIBLE_DEVICES=void", "--container-gpu=all", "bb", devices), 0, "6\n");
+    let named = step("NVIDIA_VISIBLE_DEVICES=GPU-8932f937", "", "bb", OPEN);
+    assert_out(&named, 0, both);
+    let note = "note: node1: NVIDIA_VISIBLE_DEVICES=GPU-8932f937: only numbers choose among the GPUs of a step, which are all there\n";
+    assert_eq!(named.stderr.matches(note).count(), 1, "{}", named.text());
+    let missing = step("NVIDIA_VISIBLE_DEVICES=0,2", "", "bb", "true");
+    let message =
+        "NVIDIA_VISIBLE_DEVICES=0,2: the step's GPUs on this node are 2, counted from 0: there is no 2";
+    assert_told(
+        &missing,
+        125,
+        message,
+        "export NVIDIA_VISIBLE_DEVICES=all, for all that Slurm has given to the step",
+    );
+    // A step without GPUs has none to choose.
+    let none = cluster
+        .run("NVIDIA_VISIBLE_DEVICES=0 srun --container=/shared/bb.sqsh sh -c 'ls /dev | grep nvidia'");
+    assert_out(&none, 1, "");
+}
+
+/// What pyxis's tests try with NVIDIA's variables, as far as it goes without a card.
+fn nvidias_programs_find_the_driver(cluster: &Cluster) {
+    let step = |variables: &str, program: &str| {
+        cluster.run(&format!("NVIDIA_VISIBLE_DEVICES={variables} srun --quiet --gres=gpu:1 {PY} {program}"))
+    };
+    let smi = step("all", "nvidia-smi");
+    assert!(smi.stdout.starts_with("NVIDIA-SMI has failed because it couldn't"), "{}", smi.text());
+    // No cache of the image's dynamic linker names the libraries, and programs find them.
+    let found = "sh -c '/sbin/ldconfig -p 2>/dev/null | grep -c libcuda.so.1; ls /.mizzen/host/lib | grep -c libnvcuvid.so; \
+                 python3 -c \"import ctypes; print(ctypes.CDLL(\\\"libcuda.so.1\\\").cuInit(0))\"'";
+    assert_out(&step("all NVIDIA_DRIVER_CAPABILITIES=utility,compute", found), 0, "0\n0\n100\n");
+    let libraries = "sh -c 'ls /.mizzen/host/lib 2>/dev/null | grep -c libcuda.so.1'";
+    assert_out(&step("none", libraries), 0, "1\n");
+    assert_out(&step("void", libraries), 1, "0\n");
+}
+
 #[test]
 fn the_nodes_driver() {
     let cluster = with_driver();
     programs_find_the_driver(&cluster);
+    nvidias_variable_chooses(&cluster);
+    nvidias_programs_find_the_driver(&cluster);
     steps_have_their_gpus(&cluster, "/shared/py.sqsh");
     options_choose(&cluster);
     groups_open_devices(&cluster);
@@ -275,6 +346,13 @@ fn a_specification_holds_in_place_of_the_rule(cluster: &Cluster) {
         "nvidia-uvm nvidia2 nvidiactl\n",
     );
     steps_have_their_gpus(cluster, "/shared/py.sqsh");
+    // What the specification has set in a container is there for the steps that are started in it, and says nothing of them.
+    for (value, expected) in
+        [("1", "nvidia-uvm nvidia1 nvidiactl\n"), ("void", "nvidia-uvm nvidia0 nvidia1 nvidiactl\n")]
+    {
+        let chosen = format!("NVIDIA_VISIBLE_DEVICES={value} srun --quiet --gres=gpu:2 {PY} {nodes}");
+        assert_out(&cluster.run(&chosen), 0, expected);
+    }
     for machine in ["ctl", "node1"] {
         assert_out(&cluster.run_on(machine, User::Root, "rm -r /etc/cdi"), 0, "");
     }

@@ -8,6 +8,8 @@ use mizzen_tests::images::{ImageTree, mpi, packed_once};
 use mizzen_tests::release::{mpirun_rootfs, trixie_mpi_rootfs};
 use mizzen_tests::{Cluster, Output, Release, Spec, User};
 
+const TWO_RELEASES: [Release; 2] = [Release::Slurm22_05, Release::Slurm24_11];
+
 /// A cluster whose machines have both MPIs, with the image /shared/bb.sqsh and the programs in Alice's home.
 fn start(name: &str, nodes: u32) -> Cluster {
     start_release(Release::Slurm22_05, name, nodes)
@@ -150,46 +152,56 @@ fn ranks_of_their_own_lose_their_neighbours() {
 /// "`mpiexec -n $SLURM_NTASKS -ppn $SLURM_NTASKS_PER_NODE ch-run -b /lrz/sys/:/lrz/sys/ -w ./img -- python /model/train.py`"
 #[test]
 fn mpich_finds_its_process_manager() {
-    let cluster = start("mpiexec", 2);
-    assert_out(&cluster.run_on("node1", User::Root, "mkdir /image && mount --bind / /image"), 0, "");
-    let mpiexec = |options: &str| {
-        let script = format!(
-            "set -o pipefail; mpiexec.mpich {options} -n 4 mizzen run /image python3 sum.py libmpich.so.12 | sort"
+    for release in TWO_RELEASES {
+        let cluster = start_release(release, "mpiexec", 2);
+        for node in ["node1", "node2"] {
+            assert_out(&cluster.run_on(node, User::Root, "mkdir /image && mount --bind / /image"), 0, "");
+        }
+        let mpiexec = |options: &str| {
+            let script = format!(
+                "set -o pipefail; mpiexec.mpich {options} -n 4 mizzen run /image python3 sum.py libmpich.so.12 | sort"
+            );
+            cluster.run_on("node1", User::Alice, &script)
+        };
+        let library = cluster
+            .run_on("node1", User::Alice, "readlink -f /usr/lib/x86_64-linux-gnu/libmpich.so.12")
+            .stdout;
+        let library = library.trim_end();
+        let sums: String = (0..4).map(|rank| format!("{rank} of 4: 10 with {library}\n")).collect();
+        // Over a descriptor, and over a port.
+        assert_silent(&mpiexec(""), &sums);
+        assert_silent(&mpiexec("-pmi-port"), &sums);
+        let places = cluster.run_on(
+            "node1",
+            User::Alice,
+            &format!("mpiexec.mpich -n 4 sh -c 'mizzen run /image sh -c \"{WHERE}; sleep 1\"; true'"),
         );
-        cluster.run_on("node1", User::Alice, &script)
-    };
-    let library = "/usr/lib/x86_64-linux-gnu/libmpich.so.12.2.2";
-    let sums: String = (0..4).map(|rank| format!("{rank} of 4: 10 with {library}\n")).collect();
-    // Over a descriptor, and over a port.
-    assert_silent(&mpiexec(""), &sums);
-    assert_silent(&mpiexec("-pmi-port"), &sums);
-    let places = cluster.run_on(
-        "node1",
-        User::Alice,
-        &format!("mpiexec.mpich -n 4 sh -c 'mizzen run /image sh -c \"{WHERE}; sleep 1\"; true'"),
-    );
-    assert_eq!(different(&places, 4), 1, "{}", places.text());
-    // In a job, over two nodes: its proxies are started by Slurm.
-    let job = "salloc --quiet -N2 -n4 --ntasks-per-node=2 bash -c 'mpiexec.mpich -n $SLURM_NTASKS -ppn 2 \
+        assert_eq!(different(&places, 4), 1, "{}", places.text());
+        // In a job, over two nodes: its proxies are started by Slurm.
+        let job = "salloc --quiet -N2 -n4 --ntasks-per-node=2 bash -c 'mpiexec.mpich -n $SLURM_NTASKS -ppn 2 \
                mizzen run /shared/bb.sqsh sh -c \"echo \\$(hostname) \\$(readlink /proc/self/ns/mnt); sleep 1\"'";
-    let places = cluster.run(job);
-    assert_eq!(different(&places, 4), 2, "{}", places.text());
-    // As it is typed in batch scripts, with a directory of the site's and changes that are not kept.
-    let site = "mkdir -p /lrz/sys && hostname > /lrz/sys/node";
-    for node in ["node1", "node2"] {
-        assert_out(&cluster.run_on(node, User::Root, site), 0, "");
-    }
-    let script = "#!/bin/bash\nmpiexec.mpich -n $SLURM_NTASKS -ppn $SLURM_NTASKS_PER_NODE mizzen run -m /lrz/sys/:/lrz/sys/ --writable ./img -- \
+        let places = cluster.run(job);
+        assert_eq!(different(&places, 4), 2, "{}", places.text());
+        let sum = "salloc --quiet -N2 -n4 --ntasks-per-node=2 bash -c 'set -o pipefail; mpiexec.mpich -n $SLURM_NTASKS -ppn 2 \
+               mizzen run /image python3 sum.py libmpich.so.12 | sort'";
+        assert_out(&cluster.run(sum), 0, &sums);
+        // As it is typed in batch scripts, with a directory of the site's and changes that are not kept.
+        let site = "mkdir -p /lrz/sys && hostname > /lrz/sys/node";
+        for node in ["node1", "node2"] {
+            assert_out(&cluster.run_on(node, User::Root, site), 0, "");
+        }
+        let script = "#!/bin/bash\nmpiexec.mpich -n $SLURM_NTASKS -ppn $SLURM_NTASKS_PER_NODE mizzen run -m /lrz/sys/:/lrz/sys/ --writable ./img -- \
                   sh -c 'touch /x && echo $(cat /lrz/sys/node) of $SLURM_NTASKS $(readlink /proc/self/ns/mnt); sleep 1'\n";
-    cluster.share("job.sh", script.as_bytes()).unwrap();
-    let batch = cluster.run(
+        cluster.share("job.sh", script.as_bytes()).unwrap();
+        let batch = cluster.run(
         "mkdir img && (cd img && mizzen export -q /shared/bb.sqsh | tar -x --exclude='dev/*'); \
          sbatch --quiet --wait -N2 -n4 --ntasks-per-node=2 -o job.out /shared/job.sh; code=$?; sort job.out; exit $code",
     );
-    assert_eq!(different(&batch, 4), 2, "{}", batch.text());
-    let nodes: Vec<&str> = batch.stdout.lines().filter_map(|line| line.split(' ').next()).collect();
-    assert_eq!(nodes, ["node1", "node1", "node2", "node2"], "{}", batch.text());
-    assert_eq!(batch.stdout.matches(" of 4 ").count(), 4, "{}", batch.text());
+        assert_eq!(different(&batch, 4), 2, "{}", batch.text());
+        let nodes: Vec<&str> = batch.stdout.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert_eq!(nodes, ["node1", "node1", "node2", "node2"], "{}", batch.text());
+        assert_eq!(batch.stdout.matches(" of 4 ").count(), 4, "{}", batch.text());
+    }
 }
 
 /// Ranks that do not find each other are so many programs of one rank. The note comes before.

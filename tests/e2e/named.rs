@@ -386,6 +386,55 @@ fn containers_of_a_job_go_with_it() {
     assert_failed(&bob, 125, "a container with name \"dev\" does not exist");
 }
 
+/// "`container_scope=global|job` (global)": where pyxis's defaults hold, as the file that is shipped has them too, a container is there
+/// for the next job, which names no image.
+#[test]
+fn with_pyxiss_defaults_containers_stay() {
+    for release in TWO_RELEASES {
+        let shipped = include_str!("../../conf/mizzen.toml").replace("/var/tmp", "/disk");
+        let pyxis = shipped.replace("\ncompatible = \"mizzen\"\n", "\ncompatible = \"pyxis\"\n");
+        let cluster = start(release, "scope-pyxis");
+        cluster.write_everywhere("/etc/mizzen/mizzen.toml", &pyxis).unwrap();
+        let made = cluster.run(
+            "srun -Q --container-image=/shared/a.sqsh --container-name=kept sh -c 'echo kept > /x; ls -A $HOME | wc -l'",
+        );
+        assert_out(&made, 0, "0\n");
+        assert_out(&cluster.run("srun -Q --container-name=kept cat /x /image"), 0, "kept\na\n");
+        // Commands by hand know it by the same name, in a job and outside.
+        let removed = "mizzen containers remove kept";
+        assert_out(
+            &cluster.run("srun -Q mizzen containers list --json | grep -c '\"name\": \"kept\"'"),
+            0,
+            "1\n",
+        );
+        assert_eq!(on_node(&cluster, removed).code, 0);
+        let shown = "mizzen config show | grep -E '^(mount_home|container_scope)'";
+        let of_pyxis = "default in jobs with compatible = \"pyxis\"";
+        let expected =
+            format!("mount_home = false  # {of_pyxis}\ncontainer_scope = \"global\"  # {of_pyxis}\n");
+        assert_out(&cluster.run(shown), 0, &expected);
+        // What the site says itself holds.
+        let own = "container_scope = \"job\"\nmount_home = true\n";
+        assert_eq!(cluster.run_as_root("mkdir -p /etc/mizzen/mizzen.d").code, 0);
+        assert_eq!(cluster.run_on("node1", User::Root, "mkdir -p /etc/mizzen/mizzen.d").code, 0);
+        cluster.write_everywhere("/etc/mizzen/mizzen.d/10.toml", own).unwrap();
+        let made = cluster.run(
+            "touch mark; srun -Q --container-image=/shared/a.sqsh --container-name=gone sh -c 'ls -A $HOME'",
+        );
+        assert_out(&made, 0, "mark\n");
+        let other = cluster.run("srun -Q --container-name=gone true");
+        assert_failed(
+            &other,
+            125,
+            "a container with name \"gone\" does not exist, and --container-image is not set",
+        );
+        let expected = "mount_home = true  # /etc/mizzen/mizzen.d/10.toml:2\n\
+                        container_scope = \"job\"  # /etc/mizzen/mizzen.d/10.toml:1\n";
+        assert_out(&cluster.run(shown), 0, expected);
+        assert!(cluster.all_idle(), "{release}: {:?}", cluster.node_states());
+    }
+}
+
 /// Where no client has made a request, a name in a variable of the job asks for a container all the same, and never for the node.
 #[test]
 fn a_name_in_a_variable_of_the_job_asks_for_a_container() {

@@ -26,6 +26,8 @@ on_two_releases!(
     root_inside_installs_rpms,
 );
 
+const TWO_RELEASES: [Release; 2] = [Release::Slurm22_05, Release::Slurm24_11];
+
 /// An image as Docker's users make them.
 fn image(entrypoint: &str) -> Vec<u8> {
     let tree = ImageTree::busybox().unwrap();
@@ -225,6 +227,19 @@ fn mounts_have_enroots_flags(release: Release) {
             "sh -c 'stat -c %a /t; df -k /t | tail -n1 | tr -s \" \" | cut -d\" \" -f2'",
             "750\n1024\n",
         ),
+        (
+            "tmpfs:/t:nr_inodes=100+huge=never+uid=2001+gid=2100",
+            "sh -c 'stat -c \"%u %g\" /t; df -i /t | tail -n1 | tr -s \" \" | cut -d\" \" -f2'",
+            "2001 2100\n100\n",
+        ),
+        ("tmpfs:/t:nr_blocks=4", "sh -c 'df -k /t | tail -n1 | tr -s \" \" | cut -d\" \" -f2'", "16\n"),
+        (
+            "data:/m:sync+dirsync+strictatime+nostrictatime+lazytime+nolazytime+iversion+noiversion+mand+nomand",
+            "cat /m/f",
+            "data\n",
+        ),
+        ("data:/m:auto+noauto+user+users+nouser+nousers+owner+noowner+group+nogroup", "cat /m/f", "data\n"),
+        ("none:/tmp:x-detach+nofail", "sh -c 'ls -A /tmp | wc -l'", "0\n"),
         ("umount:/tmp", "sh -c 'ls -A /tmp | wc -l'", "0\n"),
         ("umount:/tmp,tmpfs:/tmp", "sh -c 'touch /tmp/x && ls -A /tmp'", "x\n"),
         ("umount:/home/alice", "sh -c 'ls -A /home/alice | wc -l'", "0\n"),
@@ -271,14 +286,23 @@ fn mounts_have_enroots_flags(release: Release) {
         ),
         ("/tmp:/m:shiny", 1, "\"/tmp:/m:shiny\": unknown flag \"shiny\""),
         ("/tmp:/m:size=1m", 1, "\"/tmp:/m:size=1m\": size= belongs to tmpfs"),
+        ("/tmp:/m:nr_inodes=10", 1, "\"/tmp:/m:nr_inodes=10\": nr_inodes= belongs to tmpfs"),
+        ("/tmp:/m:remount+ro", 1, "\"/tmp:/m:remount+ro\": unknown flag \"remount\""),
+        ("/tmp:/m:x-move", 1, "\"/tmp:/m:x-move\": unknown flag \"x-move\""),
+        ("tmpfs:/m:uid=0", 125, "node1: --container-mounts: uid=0 is not you"),
+        ("tmpfs:/m:gid=7", 125, "node1: --container-mounts: gid=7 is no group of yours that there is inside"),
         ("tmpfs:/m:mode=rwx", 1, "\"tmpfs:/m:mode=rwx\": mode=rwx is not an octal mode"),
         ("/tmp:", 1, "\"/tmp:\": the destination is empty"),
         (":", 1, "\":\": the source is empty"),
     ] {
         assert_failed(&srun(&cluster, &format!("--container-mounts={mounts}"), "true"), code, message);
     }
-    let left_out = srun(&cluster, "--container-mounts=/no/such:/m:nofail,umount:/opt", "true");
+    let root = "--container-remap-root --container-mounts=tmpfs:/t:uid=0+gid=0";
+    assert_out(&srun(&cluster, root, "stat -c '%u %g' /t"), 0, "0 0\n");
+    let left_out =
+        srun(&cluster, "--container-mounts=/no/such:/m:nofail,umount:/opt,/shared:/s:dev+suid", "true");
     for note in [
+        "mizzen: note: node1: --container-mounts: /s: dev+suid has no effect: no mount in a container gives privileges\n",
         "mizzen: note: node1: --container-mounts: source path does not exist: /no/such; it is left out (nofail)\n",
         "mizzen: note: node1: --container-mounts: umount:/opt: nothing is mounted there\n",
     ] {
@@ -399,7 +423,8 @@ fn root_inside_installs_packages(release: Release) {
     let sources = "deb [trusted=yes] http://ctl:8000/repository ./\n";
     cluster.write_everywhere("/etc/apt/sources.list", sources).unwrap();
     let update = "set -e; exec 2>&1; getent passwd _apt | cut -d: -f1; mkdir -p /var/cache/apt/archives; apt-get -q update; \
-                  DEBIAN_FRONTEND=noninteractive apt-get -qy install crew; crew\n";
+                  DEBIAN_FRONTEND=noninteractive apt-get -qy install crew; crew\n\
+                  apt-get install -y file && file /bin/sh\n";
     cluster.share("update.sh", update.as_bytes()).unwrap();
     let fetched = cluster.run(
         "srun --container-remap-root --container-writable --container-image=/shared/debian.sqsh \
@@ -408,7 +433,9 @@ fn root_inside_installs_packages(release: Release) {
     );
     assert_eq!(fetched.code, 0, "{}", fetched.text());
     let printed = &fetched.stdout;
-    assert!(printed.starts_with("_apt\n") && printed.ends_with("aye\n"), "{printed}");
+    assert!(printed.starts_with("_apt\n") && printed.contains("\naye\n"), "{printed}");
+    // "`srun --container-remap-root --container-writable … apt-get install -y file` works"
+    assert!(printed.ends_with("\n/bin/sh: symbolic link to dash\n"), "{printed}");
     assert!(printed.contains("http://ctl:8000/repository ./ crew 1"), "{printed}");
     assert!(!printed.contains("W: ") && !printed.contains("E: "), "{printed}");
     assert!(server.was_asked_for("url:/repository/crew.deb"));
@@ -470,27 +497,38 @@ fn an_entrypoint_that_does_not_end_is_named_and_can_be_cancelled() {
 /// `.` or `/`; else `docker://` is put in front unless it has `docker://` or `dockerd://`".
 #[test]
 fn a_site_can_have_its_defaults() {
-    let toml = "compatible = \"pyxis\"\nimport = \"never\"\n".to_owned();
-    let spec = Spec { mizzen_toml: Some(toml), ..one_node(Release::Slurm24_11, "pyxis-compatible") };
-    let cluster = start(spec);
-    let show = "sh -c 'pwd; ls -A $HOME | wc -l'";
-    let run = |options: &str| cluster.run(&format!("touch ~/mark; cd /shared; srun {options} {show}"));
-    let plain = run("--container-image=./i.sqsh");
-    assert_out(&plain, 0, "/opt\n0\n");
-    assert_eq!(plain.stderr, "");
-    assert_out(
-        &run("--container-image=./i.sqsh --container-mount-home --container-workdir=/etc"),
-        0,
-        "/etc\n1\n",
-    );
-    let here = cluster.run("cd /shared; srun --container-image=./i.sqsh ls -d /shared");
-    assert!(here.code == 1 && here.stderr.contains("No such file or directory"), "{}", here.text());
-    let name = cluster.run("cd /shared; srun --container-image=i.sqsh true");
-    assert_failed(
-        &name,
-        1,
-        "--container-image: docker://docker.io/library/i.sqsh:latest: images in registries are not imported",
-    );
-    // By hand it is as everywhere.
-    assert_out(&cluster.run("cd /shared; mizzen run i.sqsh pwd"), 0, "/shared\n");
+    for release in TWO_RELEASES {
+        let toml = "compatible = \"pyxis\"\nimport = \"never\"\n".to_owned();
+        let spec = Spec { mizzen_toml: Some(toml), ..one_node(release, "pyxis-compatible") };
+        let cluster = start(spec);
+        let show = "sh -c 'pwd; ls -A $HOME | wc -l'";
+        let run = |options: &str| cluster.run(&format!("touch ~/mark; cd /shared; srun {options} {show}"));
+        let plain = run("--container-image=./i.sqsh");
+        assert_out(&plain, 0, "/opt\n0\n");
+        assert_eq!(plain.stderr, "");
+        assert_out(
+            &run("--container-image=./i.sqsh --container-mount-home --container-workdir=/etc"),
+            0,
+            "/etc\n1\n",
+        );
+        let here = cluster.run("cd /shared; srun --container-image=./i.sqsh ls -d /shared");
+        assert!(here.code == 1 && here.stderr.contains("No such file or directory"), "{}", here.text());
+        let name = cluster.run("cd /shared; srun --container-image=i.sqsh true");
+        assert_failed(
+            &name,
+            1,
+            "--container-image: docker://docker.io/library/i.sqsh:latest: images in registries are not imported",
+        );
+        // "DST = SRC": below the container's root.
+        for (mount, option) in [("./i.sqsh", ""), ("i.sqsh", "PYXIS_CONTAINER_MOUNTS=./i.sqsh")] {
+            let given = if option.is_empty() { format!("--container-mounts={mount}") } else { String::new() };
+            let mounted = cluster
+                .run(&format!("cd /shared; {option} srun --container-image=./i.sqsh {given} ls /i.sqsh"));
+            assert_out(&mounted, 0, "/i.sqsh\n");
+        }
+        let root = cluster.run("srun --container-image=/shared/i.sqsh --container-mounts=./ true");
+        assert_failed(&root, 1, "mizzen: mounts: a destination is the root itself");
+        // By hand it is as everywhere.
+        assert_out(&cluster.run("cd /shared; mizzen run i.sqsh pwd"), 0, "/shared\n");
+    }
 }

@@ -7,6 +7,8 @@ use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
 on_every_release!(saves_what_a_container_has_become);
 
+const TWO_RELEASES: [Release; 2] = [Release::Slurm22_05, Release::Slurm24_11];
+
 fn srun(cluster: &Cluster, options: &str, program: &str) -> Output {
     cluster.run(&format!("srun -Q {options} {program}"))
 }
@@ -42,7 +44,7 @@ fn saves_what_a_container_has_become(release: Release) {
 
 #[test]
 fn the_image_runs_as_the_original_does() {
-    for release in [Release::Slurm22_05, Release::Slurm24_11] {
+    for release in TWO_RELEASES {
         let cluster = with_images(one_node(release, "saved-image"));
         let tree = ImageTree::busybox().unwrap();
         let config = r#"{"config": {"Env": ["PATH=/opt/bin:/bin", "FROM_IMAGE=yes"], "Entrypoint": ["/bin/env", "ENTRY=yes"], "WorkingDir": "/var"}}"#;
@@ -104,79 +106,81 @@ fn a_program_gets_every_signal_once() {
 
 #[test]
 fn what_cannot_be_saved_is_told_before() {
-    let cluster = with_images(Spec { nodes: 2, ..one_node(Release::Slurm22_05, "unsaved") });
-    cluster.run("mkdir directory; echo old > old.sqsh");
-    cluster.run_as_root(
+    for release in TWO_RELEASES {
+        let cluster = with_images(Spec { nodes: 2, ..one_node(release, "unsaved") });
+        cluster.run("mkdir directory; echo old > old.sqsh");
+        cluster.run_as_root(
         "mkdir -m 1777 /shared/sticky; echo theirs > /shared/sticky/x.sqsh; chown bob /shared/sticky/x.sqsh",
     );
-    let program = "touch /shared/marker";
-    for (options, message, hint) in [
-        // "target is a directory: error"
-        (
-            "--container-save=directory",
-            "--container-save: /home/alice/directory: is a directory",
-            "name a file in it",
-        ),
-        (
-            "--container-save=directory/",
-            "--container-save: /home/alice/directory/: is a directory",
-            "name a file in it",
-        ),
-        (
-            "--container-save=/usr/x.sqsh",
-            "--container-save: /usr: Permission denied",
-            "nobody but you can make a file",
-        ),
-        (
-            "--container-save=/shared/sticky/x.sqsh",
-            "--container-save: /shared/sticky/x.sqsh: belongs to uid 2002, and only they can replace it in this directory",
-            "take another name",
-        ),
-        (
-            "--container-readonly --container-save=x.sqsh",
-            "--container-save: nothing can change in a container that is read-only",
-            "leave --container-readonly out",
-        ),
-    ] {
-        let refused = srun(
-            &cluster,
-            &format!("--container=/shared/a.sqsh --container-mounts=/shared {options}"),
-            program,
+        let program = "touch /shared/marker";
+        for (options, message, hint) in [
+            // "target is a directory: error"
+            (
+                "--container-save=directory",
+                "--container-save: /home/alice/directory: is a directory",
+                "name a file in it",
+            ),
+            (
+                "--container-save=directory/",
+                "--container-save: /home/alice/directory/: is a directory",
+                "name a file in it",
+            ),
+            (
+                "--container-save=/usr/x.sqsh",
+                "--container-save: /usr: Permission denied",
+                "nobody but you can make a file",
+            ),
+            (
+                "--container-save=/shared/sticky/x.sqsh",
+                "--container-save: /shared/sticky/x.sqsh: belongs to uid 2002, and only they can replace it in this directory",
+                "take another name",
+            ),
+            (
+                "--container-readonly --container-save=x.sqsh",
+                "--container-save: nothing can change in a container that is read-only",
+                "leave --container-readonly out",
+            ),
+        ] {
+            let refused = srun(
+                &cluster,
+                &format!("--container=/shared/a.sqsh --container-mounts=/shared {options}"),
+                program,
+            );
+            assert_told(&refused, 125, message, hint);
+        }
+        let missing = srun(&cluster, "--container=/shared/a.sqsh --container-save=/nosuch/x.sqsh", program);
+        assert_failed(&missing, 125, "--container-save: /nosuch: No such file or directory");
+        let empty = srun(&cluster, "--container=/shared/a.sqsh --container-save=", program);
+        assert_failed(&empty, 1, "--container-save: \"\" is not the name of a file");
+        let nodes = srun(&cluster, "-N2 --container=/shared/a.sqsh --container-save=/shared/x.sqsh", program);
+        assert_eq!(nodes.code, 125, "{}", nodes.text());
+        assert!(
+            nodes.stderr.contains("--container-save: /shared/x.sqsh: every node of the step would write it"),
+            "{}",
+            nodes.text()
         );
-        assert_told(&refused, 125, message, hint);
-    }
-    let missing = srun(&cluster, "--container=/shared/a.sqsh --container-save=/nosuch/x.sqsh", program);
-    assert_failed(&missing, 125, "--container-save: /nosuch: No such file or directory");
-    let empty = srun(&cluster, "--container=/shared/a.sqsh --container-save=", program);
-    assert_failed(&empty, 1, "--container-save: \"\" is not the name of a file");
-    let nodes = srun(&cluster, "-N2 --container=/shared/a.sqsh --container-save=/shared/x.sqsh", program);
-    assert_eq!(nodes.code, 125, "{}", nodes.text());
-    assert!(
-        nodes.stderr.contains("--container-save: /shared/x.sqsh: every node of the step would write it"),
-        "{}",
-        nodes.text()
-    );
-    let script = cluster.run(
+        let script = cluster.run(
         "sbatch --wait -Q -o out --container=/shared/a.sqsh --no-container-script --container-save=x.sqsh --wrap 'touch /shared/marker'; cat out",
     );
-    assert!(
-        script.stdout.contains("--container-save: the script runs on the node, not in the container"),
-        "{}",
-        script.text()
-    );
-    let salloc =
-        cluster.run("salloc --container-image=/shared/a.sqsh --container-save=x.sqsh touch /shared/marker");
-    assert_failed(&salloc, 1, "--container-save: salloc itself runs nothing in the container");
-    assert_out(&cluster.run("ls /shared/marker"), 2, "");
-    cluster.run_as_root("mkdir -m 1777 /shared/images");
-    let each = srun(
-        &cluster,
-        "-N2 --container=/shared/a.sqsh --container-save=/shared/images/%N.sqsh",
-        "sh -c 'hostname > /host'",
-    );
-    assert_eq!(each.code, 0, "{}", each.text());
-    let both = cluster.run("for i in node1 node2; do mizzen run /shared/images/$i.sqsh cat /host; done");
-    assert_out(&both, 0, "node1\nnode2\n");
+        assert!(
+            script.stdout.contains("--container-save: the script runs on the node, not in the container"),
+            "{}",
+            script.text()
+        );
+        let salloc = cluster
+            .run("salloc --container-image=/shared/a.sqsh --container-save=x.sqsh touch /shared/marker");
+        assert_failed(&salloc, 1, "--container-save: salloc itself runs nothing in the container");
+        assert_out(&cluster.run("ls /shared/marker"), 2, "");
+        cluster.run_as_root("mkdir -m 1777 /shared/images");
+        let each = srun(
+            &cluster,
+            "-N2 --container=/shared/a.sqsh --container-save=/shared/images/%N.sqsh",
+            "sh -c 'hostname > /host'",
+        );
+        assert_eq!(each.code, 0, "{}", each.text());
+        let both = cluster.run("for i in node1 node2; do mizzen run /shared/images/$i.sqsh cat /host; done");
+        assert_out(&both, 0, "node1\nnode2\n");
+    }
 }
 
 /// "inside the job's limits, with progress"
@@ -209,36 +213,39 @@ fn a_save_is_in_the_limits_of_its_job_and_tells_how_far_it_is() {
 /// "loses nothing that was there before"
 #[test]
 fn a_save_that_fails_loses_nothing() {
-    let cluster = with_images(one_node(Release::Slurm22_05, "failed-save"));
-    let full = "mkdir /shared/small && mount -t tmpfs -o size=3m,mode=1777 small /shared/small && mount --make-shared /shared/small";
-    cluster.run_on("node1", User::Root, full);
-    let on_node = |script: &str| cluster.run_on("node1", User::Alice, script);
-    on_node("echo old > /shared/small/x.sqsh");
-    let random = "sh -c 'dd if=/dev/urandom of=/big bs=1M count=8 2>/dev/null'";
-    let failed = srun(&cluster, "--container=/shared/a.sqsh --container-save=/shared/small/x.sqsh", random);
-    assert_failed(&failed, 125, "mizzen: node1: --container-save: /shared/small/x.sqsh: ");
-    assert!(failed.stderr.contains("No space left on device"), "{}", failed.text());
-    assert_out(&on_node("cat /shared/small/x.sqsh; ls -A /shared/small"), 0, "old\nx.sqsh\n");
-    // Ended in the middle, at any moment, in an orderly way or not.
-    let size = count(300, 1000);
-    cluster.run("echo old > kept.sqsh");
-    for run in 0..count(4, 20) {
-        let how = if run % 2 == 0 { "scancel -u alice" } else { "scancel --signal=KILL -u alice" };
-        let cancelled = cluster.run(&format!(
+    for release in TWO_RELEASES {
+        let cluster = with_images(one_node(release, "failed-save"));
+        let full = "mkdir /shared/small && mount -t tmpfs -o size=3m,mode=1777 small /shared/small && mount --make-shared /shared/small";
+        cluster.run_on("node1", User::Root, full);
+        let on_node = |script: &str| cluster.run_on("node1", User::Alice, script);
+        on_node("echo old > /shared/small/x.sqsh");
+        let random = "sh -c 'dd if=/dev/urandom of=/big bs=1M count=8 2>/dev/null'";
+        let failed =
+            srun(&cluster, "--container=/shared/a.sqsh --container-save=/shared/small/x.sqsh", random);
+        assert_failed(&failed, 125, "mizzen: node1: --container-save: /shared/small/x.sqsh: ");
+        assert!(failed.stderr.contains("No space left on device"), "{}", failed.text());
+        assert_out(&on_node("cat /shared/small/x.sqsh; ls -A /shared/small"), 0, "old\nx.sqsh\n");
+        // Ended in the middle, at any moment, in an orderly way or not.
+        let size = count(300, 1000);
+        cluster.run("echo old > kept.sqsh");
+        for run in 0..count(2, 10) {
+            let how = if run % 2 == 0 { "scancel -u alice" } else { "scancel --signal=KILL -u alice" };
+            let cancelled = cluster.run(&format!(
             "srun -Q --container=/shared/a.sqsh --container-save=kept.sqsh \
              sh -c 'dd if=/dev/urandom of=/big bs=1M count={size} 2>/dev/null' & \
              for i in $(seq 1500); do p=$(pgrep -f -- '[-]-save-as') && break; sleep 0.01; done; sleep 0.{run:02}; \
              kill -STOP $p && echo in the middle; {how}; sleep 0.5; kill -CONT $p 2>/dev/null; wait; cat kept.sqsh; \
              for i in $(seq 100); do pgrep mizzen >/dev/null || break; sleep 0.1; done; ls -A | grep -e kept -e tmp"
         ));
-        assert_out(&cancelled, 0, "in the middle\nold\nkept.sqsh\n");
-    }
-    // What ends a step before it has ended by itself is not saved.
-    let early = cluster.run(
+            assert_out(&cancelled, 0, "in the middle\nold\nkept.sqsh\n");
+        }
+        // What ends a step before it has ended by itself is not saved.
+        let early = cluster.run(
         "srun -Q --container=/shared/a.sqsh --container-save=kept.sqsh sh -c 'echo x > /x; sleep 60' & sleep 2; scancel -u alice; wait; cat kept.sqsh",
     );
-    assert_out(&early, 0, "old\n");
-    assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+        assert_out(&early, 0, "old\n");
+        assert!(cluster.all_idle(), "{:?}", cluster.node_states());
+    }
 }
 
 #[test]

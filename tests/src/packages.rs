@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use crate::images::{ImageTree, pack};
-use crate::release::{dnf_rootfs, make_once};
+use crate::release::{dnf_rootfs, fetch_packages, make_once};
 use crate::{Cluster, User, run_tool};
 
 /// A package of Debian's kind as many are: a program, files with owners, and a script that makes a user and a device.
@@ -36,10 +36,27 @@ fn time_zones() -> Result<Vec<u8>> {
     Ok(std::fs::read(package.path())?)
 }
 
-/// Makes /shared/repository, with that package and the time zones for apt.
+/// The program `file` and what it needs beside what an image with Python has, of the distribution of [`crate::images::mpi`].
+fn file_packages() -> Result<Vec<(String, Vec<u8>)>> {
+    let mut packages = Vec::new();
+    for entry in std::fs::read_dir(fetch_packages("bookworm", "file", "file")?)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if ["file_", "libmagic1_", "libmagic-mgc_"].iter().any(|package| name.starts_with(package)) {
+            packages.push((name, std::fs::read(entry.path())?));
+        }
+    }
+    ensure!(packages.len() == 3, "the packages of file: {:?}", packages.iter().map(|(name, _)| name));
+    Ok(packages)
+}
+
+/// Makes /shared/repository, with that package, the time zones and `file` for apt.
 pub fn share_repository(cluster: &Cluster) -> Result<()> {
     cluster.share("crew.deb", &debian_package()?)?;
     cluster.share("tzdata.deb", &time_zones()?)?;
+    for (name, content) in file_packages()? {
+        cluster.share(&name, &content)?;
+    }
     let made = cluster.run_as_root(
         "mkdir /shared/repository && cd /shared/repository && mv ../*.deb . && \
          for file in *.deb; do dpkg-deb -f $file; echo Filename: ./$file; echo Size: $(stat -c %s $file); \

@@ -135,6 +135,12 @@ pub fn extract_foreign(debian: &str, name: &str, packages: &str, architecture: &
     make_tree("extract", "main", debian, name, packages, Some(architecture))
 }
 
+/// The files of these packages and of all that they need, as the mirror has them.
+pub(crate) fn fetch_packages(debian: &str, name: &str, packages: &str) -> Result<PathBuf> {
+    let root = make_tree("fetch", "main", debian, name, packages, None)?;
+    Ok(root.join("var/cache/apt/archives"))
+}
+
 /// A node with Slurm 22.05, MPICH and the libraries and programs for InfiniBand. Python is for tests that take it for an
 /// image.
 pub fn hpc_rootfs() -> Result<PathBuf> {
@@ -188,6 +194,14 @@ fn make_tree(
     make_once(&format!("{name}-{debian}"), packages, |root| {
         eprintln!("making a root file system: Debian {debian} with {packages} ...");
         let mut make = Command::new("mmdebstrap");
+        let variant = match variant {
+            // What was unpacked stays beside what it was unpacked from.
+            "fetch" => {
+                make.arg("--skip=essential/unlink,cleanup/apt");
+                "extract"
+            }
+            variant => variant,
+        };
         make.args([&format!("--variant={variant}"), &format!("--components={components}"), "--quiet"])
             // Debian testing's indexes expire sooner than mirrors and caches are renewed.
             .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")

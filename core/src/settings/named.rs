@@ -109,6 +109,16 @@ pub enum ContainerScope {
     Global,
 }
 
+impl ContainerScope {
+    /// As mizzen.toml has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            ContainerScope::Job => "job",
+            ContainerScope::Global => "global",
+        }
+    }
+}
+
 /// A file of the host that is to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavePath(pub PathBuf);

@@ -34,7 +34,7 @@ impl Containers {
         let of_environment = std::env::var("SLURM_JOB_ID").ok();
         let scope = match job {
             Some(job) => Scope::Job(job),
-            None => Scope::new(config.container_scope, of_environment.as_deref()),
+            None => Scope::new(config.container_scope(), of_environment.as_deref()),
         };
         Containers { directory: config.stage_directory.clone(), scope }
     }

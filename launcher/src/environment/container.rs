@@ -136,6 +136,7 @@ fn read_device(text: &str, settings: &mut Settings, mounts: &mut Vec<MountOption
         flags,
         no_fail: false,
         create: None,
+        without_effect: Vec::new(),
     });
     Ok(())
 }

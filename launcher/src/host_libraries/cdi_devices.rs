@@ -2,6 +2,7 @@
 //! a specification holds in place of a rule.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
@@ -14,6 +15,7 @@ use nix::unistd::getgroups;
 use super::HostLibraries;
 use super::abi::Kind;
 use super::discover::{Found, FoundSet, Node};
+use super::gpus::{Choice, Chosen};
 use super::image_libraries::ImageLibraries;
 use super::rules::Set;
 use crate::cdi::{Bind, Edits, Specs};
@@ -38,13 +40,21 @@ pub fn named(options: &RunOptions, specs: &Specs) -> Result<Vec<DeviceName>, Fai
 }
 
 /// The devices of a kind for the GPUs that a step has. `nodes` are the node's GPUs.
+///
+/// Of what NVIDIA_VISIBLE_DEVICES says, only numbers matter here: specifications themselves set it to `void`, and what runs in such a
+/// container may start another step.
 pub fn gpus(
     kind: &str,
     specs: &Specs,
-    setting: Gpu,
+    chosen: &Chosen,
     nodes: &[PathBuf],
-    environment: &[(OsString, OsString)],
 ) -> Result<Vec<DeviceName>, Failure> {
+    if let Choice::Numbers(_) = chosen.choice {
+        let device =
+            |gpu: &PathBuf| specs.device_with(kind, gpu).ok_or_else(|| missing(kind, &gpu.display()));
+        return chosen.among(nodes.to_vec())?.iter().map(device).collect();
+    }
+    let (setting, environment) = (chosen.setting, chosen.environment);
     let named = |name: &str| DeviceName { kind: kind.to_owned(), name: name.to_owned() };
     let known = specs.devices(kind);
     let all = || if known.contains(&named("all")) { vec![named("all")] } else { known.clone() };
@@ -60,14 +70,14 @@ pub fn gpus(
                 None => known.contains(&by_name).then_some(by_name),
             },
         };
-        devices.push(device.ok_or_else(|| {
-            Failure::new(format!(
-                "no CDI specification of {kind} has GPU {word}, which Slurm gave to this step"
-            ))
-            .hint("have it written anew (nvidia-ctk cdi generate, or its like), or remove it from the node")
-        })?);
+        devices.push(device.ok_or_else(|| missing(kind, &word))?);
     }
     Ok(devices)
+}
+
+fn missing(kind: &str, gpu: &dyn Display) -> Failure {
+    Failure::new(format!("no CDI specification of {kind} has GPU {gpu}, which Slurm gave to this step"))
+        .hint("have it written anew (nvidia-ctk cdi generate, or its like), or remove it from the node")
 }
 
 /// The GPUs that Slurm has given to the step on this node; none if the container gets all of the node's.

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use mizzen_core::SlurmConf;
+use mizzen_core::failure::quote;
 use mizzen_core::settings::Gpu;
+use mizzen_core::{Failure, SlurmConf};
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 
@@ -57,7 +58,7 @@ pub fn wanted(
 /// No variable tells which these are: with `--gpus-per-task` each task is told of its own alone, and not by the numbers of
 /// the devices. Nor does the cgroup, which is then the task's as well. But if it allows as many as the step has on this
 /// node, these are it. Otherwise the container, which all tasks share, has all, and each task can open its own.
-pub fn of_step(
+fn of_step(
     gpus: Vec<PathBuf>,
     setting: Gpu,
     environment: &[(OsString, OsString)],
@@ -70,8 +71,96 @@ pub fn of_step(
     if own.len() == count { own } else { gpus }
 }
 
+/// What becomes of a step's GPUs by the word of a variable, as `NVIDIA_VISIBLE_DEVICES` has it for NVIDIA's runtimes and enroot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The container has all of them.
+    All,
+    /// It has them all, for want of another way: the word names some as only the driver knows them.
+    Unknown,
+    /// These, counted from 0: as the driver counts the devices that a step can open.
+    Numbers(Vec<usize>),
+    /// The driver's libraries without a GPU.
+    DriverOnly,
+    /// Neither.
+    Nothing,
+}
+
+impl Choice {
+    fn parse(value: &str) -> Choice {
+        match value {
+            "" | "all" => Choice::All,
+            "void" => Choice::Nothing,
+            "none" => Choice::DriverOnly,
+            list => {
+                let numbers: Result<Vec<usize>, _> =
+                    list.split(',').map(|word| word.trim().parse()).collect();
+                numbers.map_or(Choice::Unknown, Choice::Numbers)
+            }
+        }
+    }
+}
+
+/// The GPUs that a container gets: those of the step, of which a variable may choose some.
+pub struct Chosen<'a> {
+    /// What the user or the site says of GPUs.
+    pub setting: Gpu,
+    /// The step's variables.
+    pub environment: &'a [(OsString, OsString)],
+    /// The variable that chooses, with its value.
+    variable: Option<(&'a str, String)>,
+    /// What it says. Outside of a job, and where all GPUs are wanted whatever Slurm says, it does not matter.
+    pub choice: Choice,
+}
+
+impl Chosen<'_> {
+    /// With the variable of the user or the image, if they have it.
+    pub fn new<'a>(
+        setting: Gpu,
+        environment: &'a [(OsString, OsString)],
+        variable: Option<(&'a str, String)>,
+    ) -> Chosen<'a> {
+        let in_step = environment.iter().any(|(name, _)| name == "SLURMD_NODENAME");
+        let variable = variable.filter(|_| setting == Gpu::Auto && in_step);
+        let choice = variable.as_ref().map_or(Choice::All, |(_, value)| Choice::parse(value));
+        Chosen { setting, environment, variable, choice }
+    }
+
+    /// The variable as messages show it.
+    pub fn text(&self) -> String {
+        let shown = |(name, value): &(&str, String)| format!("{name}={}", quote(value.as_bytes()));
+        self.variable.as_ref().map(shown).unwrap_or_default()
+    }
+
+    /// Those of the node's GPUs that the container gets.
+    pub fn among(&self, gpus: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
+        let gpus = of_step(gpus, self.setting, self.environment, allowed);
+        self.of_those(gpus)
+    }
+
+    fn of_those(&self, gpus: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
+        let numbers = match &self.choice {
+            Choice::All | Choice::Unknown => return Ok(gpus),
+            Choice::DriverOnly | Choice::Nothing => return Ok(Vec::new()),
+            Choice::Numbers(numbers) => numbers,
+        };
+        if let Some(missing) = numbers.iter().find(|number| **number >= gpus.len()) {
+            let count = gpus.len();
+            let message = format!(
+                "{}: the step's GPUs on this node are {count}, counted from 0: there is no {missing}",
+                self.text()
+            );
+            let name = self.variable.as_ref().map_or("", |(name, _)| name);
+            return Err(Failure::new(message)
+                .hint(format!("export {name}=all, for all that Slurm has given to the step")));
+        }
+        let numbered = gpus.into_iter().enumerate().filter(|(number, _)| numbers.contains(number));
+        Ok(numbered.map(|(_, gpu)| gpu).collect())
+    }
+}
+
 /// What the device cgroup of this process says of a device; without opening it, which would wake up a GPU.
-pub fn allowed(device: &Path) -> bool {
+fn allowed(device: &Path) -> bool {
     access(device, AccessFlags::R_OK | AccessFlags::W_OK) != Err(Errno::EPERM)
 }
 
@@ -96,6 +185,32 @@ mod tests {
         assert_eq!(decided(Gpu::Auto, "2", &["nvidia1"]), gpus, "another task has the other one");
         assert_eq!(decided(Gpu::Auto, "", &["nvidia1"]), gpus);
         assert_eq!(decided(Gpu::All, "1", &["nvidia1"]), gpus);
+    }
+
+    #[test]
+    fn a_variable_chooses_among_a_steps_gpus() {
+        let gpus: Vec<PathBuf> = [1, 3].iter().map(|number| format!("/dev/nvidia{number}").into()).collect();
+        let step: [(OsString, OsString); 1] = [("SLURMD_NODENAME".into(), "n1".into())];
+        let chosen = |value: &str| Chosen::new(Gpu::Auto, &step, Some(("V", value.to_owned())));
+        for value in ["", "all"] {
+            assert_eq!(chosen(value).choice, Choice::All, "{value:?}");
+        }
+        assert_eq!(chosen("void").choice, Choice::Nothing);
+        assert_eq!(chosen("none").choice, Choice::DriverOnly);
+        for value in ["GPU-8932f937-d72c", "MIG-1", "0:0", "0,GPU-1", "-1", "x"] {
+            assert_eq!(chosen(value).choice, Choice::Unknown, "{value}");
+        }
+        assert_eq!(chosen("0, 1").of_those(gpus.clone()), Ok(gpus.clone()));
+        assert_eq!(chosen("1").of_those(gpus.clone()), Ok(vec![gpus[1].clone()]));
+        assert_eq!(chosen("none").of_those(gpus.clone()), Ok(Vec::new()));
+        assert_eq!(chosen("MIG-1").of_those(gpus.clone()), Ok(gpus.clone()));
+        let message = "V=1,2: the step's GPUs on this node are 2, counted from 0: there is no 2";
+        assert_eq!(chosen("1,2").of_those(gpus.clone()).unwrap_err().message, message);
+        // Who wants all, or is not in a job, has all.
+        let void = || Some(("V", "void".to_owned()));
+        assert_eq!(Chosen::new(Gpu::All, &step, void()).choice, Choice::All);
+        assert_eq!(Chosen::new(Gpu::Auto, &[], void()).choice, Choice::All);
+        assert_eq!(Chosen::new(Gpu::Auto, &step, None).choice, Choice::All);
     }
 
     #[test]

@@ -32,6 +32,7 @@ use crate::mount::{HostFile, Mount};
 use crate::options::RunOptions;
 use abi::{Decision, Kind};
 use discover::{Found, Node};
+use gpus::{Choice, Chosen};
 use image_libraries::{CLibrary, ImageLibraries};
 use rules::Rule;
 
@@ -123,19 +124,24 @@ pub fn decide(
             given.findings.push((format!("{}: nothing", rule.name), why));
             continue;
         }
+        let chosen = rule.gpus_variable.as_deref().and_then(|name| Some((name, variable(name)?)));
+        let chosen = Chosen::new(options.settings.gpu(), &host.environment, chosen);
+        if chosen.choice == Choice::Unknown {
+            let text = chosen.text();
+            given
+                .notes
+                .push(format!("{text}: only numbers choose among the GPUs of a step, which are all there"));
+        }
         if let Some(kind) = rule.cdi.as_deref().filter(|kind| specs.has_kind(kind)) {
             // Who names some of them means just those.
             if devices.iter().all(|device| device.kind != *kind) {
-                let gpus = node.gpus(rule);
-                devices.extend(cdi_devices::gpus(
-                    kind,
-                    &specs,
-                    options.settings.gpu(),
-                    &gpus,
-                    &host.environment,
-                )?);
+                devices.extend(cdi_devices::gpus(kind, &specs, &chosen, &node.gpus(rule))?);
             }
             given.findings.push((rule.name.clone(), format!("{why}; by CDI specification")));
+            continue;
+        }
+        if chosen.choice == Choice::Nothing {
+            given.findings.push((format!("{}: nothing", rule.name), format!("{why}; {}", chosen.text())));
             continue;
         }
         if let Some(failure) = rule.cdi.as_ref().and_then(|_| specs.broken().first()) {
@@ -150,7 +156,7 @@ pub fn decide(
         };
         let notes = given.notes.len();
         let mut found = node.find(rule, &sets);
-        found.gpus = gpus::of_step(found.gpus, options.settings.gpu(), &host.environment, gpus::allowed);
+        found.gpus = chosen.among(found.gpus)?;
         given.add(rule, &found, &why, &node, tree, metadata);
         if rule.switch == Switch::Fabric {
             given.notes.extend(fabric::locked_memory());

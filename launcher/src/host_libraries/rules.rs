@@ -42,6 +42,9 @@ pub struct Rule {
     /// Devices that Slurm gives to a step one by one; patterns.
     #[serde(default)]
     pub gpus: Vec<String>,
+    /// A variable that chooses among those of a step, as NVIDIA_VISIBLE_DEVICES does.
+    #[serde(default)]
+    pub gpus_variable: Option<String>,
     /// The kind of devices in CDI specifications that this rule is about: one on the node holds in place of the rule.
     #[serde(default)]
     pub cdi: Option<String>,

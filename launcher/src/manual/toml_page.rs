@@ -1,5 +1,7 @@
 //! mizzen.toml(5), made of the file that is installed: a test keeps that complete and its values the defaults.
 
+use mizzen_core::config::uncommented;
+
 use super::{roff, see_also, title};
 
 /// The file, with every key and its default.
@@ -28,7 +30,8 @@ Each file must be good by itself, belong to root and be writable by nobody else,
 
 /// The page.
 pub(super) fn page() -> String {
-    let mut blocks = SAMPLE.split("\n\n");
+    let sample = uncommented(SAMPLE);
+    let mut blocks = sample.split("\n\n");
     let mut page = title("mizzen.toml", 5);
     page.push_str(NAME);
     page.push_str(&Block::new(blocks.next().unwrap_or_default()).description());
@@ -105,7 +108,8 @@ mod tests {
     #[test]
     fn every_key_is_on_the_page() {
         let page = page();
-        let keys = SAMPLE.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let sample = uncommented(SAMPLE);
+        let keys = sample.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
         for key in keys {
             assert!(page.contains(&format!("\n\\fB{}\\fR\n", roff(key))), "{key}");
         }

@@ -8,7 +8,7 @@ use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 use mizzen_core::image::cannot_open;
 use mizzen_core::mount_flags::Create;
-use mizzen_core::options::{MountOption, MountSource};
+use mizzen_core::options::{MountOption, MountSource, Tmpfs};
 use mizzen_core::settings::Key;
 
 use super::mount_points::shown;
@@ -28,23 +28,51 @@ pub enum Asked {
         /// Which option or key says so.
         why: String,
     },
-    /// Nothing, for this reason.
+    /// Nothing, or not all that was asked for, for this reason.
     LeftOut(String),
 }
 
 /// The mounts that options and mizzen.toml ask for.
 pub fn asked_mounts(options: &RunOptions, host: &Host) -> Result<Vec<Asked>, Failure> {
-    let mounts = options.mounts.iter().map(|(option, origin)| {
+    let mut asked = Vec::new();
+    for (option, origin) in &options.mounts {
         let why = origin.name_of(Key::Mounts);
-        let option = expanded(option, host).map_err(|failure| failure.about(&why))?;
-        match to_mount(&option, *origin, host) {
-            Err(failure) if option.no_fail => {
-                Ok(Asked::LeftOut(format!("{why}: {}; it is left out (nofail)", failure.message)))
-            }
-            asked => asked.map_err(|failure| failure.about(&why)),
+        let mut option = expanded(option, host).map_err(|failure| failure.about(&why))?;
+        if !option.without_effect.is_empty() {
+            let (target, flags) = (shown(&option.target), option.without_effect.join("+"));
+            asked.push(Asked::LeftOut(format!(
+                "{why}: {target}: {flags} has no effect: no mount in a container gives privileges"
+            )));
         }
-    });
-    mounts.collect()
+        if let MountSource::Tmpfs(tmpfs) = &mut option.source {
+            check_owner(tmpfs, host, options.settings.remap_root()).map_err(|failure| failure.about(&why))?;
+        }
+        asked.push(match to_mount(&option, *origin, host) {
+            Err(failure) if option.no_fail => {
+                Asked::LeftOut(format!("{why}: {}; it is left out (nofail)", failure.message))
+            }
+            mount => mount.map_err(|failure| failure.about(&why))?,
+        });
+    }
+    Ok(asked)
+}
+
+/// The directory of a tmpfs is the user's in any case, and can have any group that there is inside.
+fn check_owner(tmpfs: &mut Tmpfs, host: &Host, as_root: bool) -> Result<(), Failure> {
+    let is_own = |id: u32, own: u32| id == own || (as_root && id == 0);
+    if let Some(uid) = tmpfs.uid.take().filter(|uid| !is_own(*uid, host.uid)) {
+        return Err(Failure::new(format!("uid={uid} is not you")).hint("leave it out: a tmpfs is yours"));
+    }
+    let Some(gid) = tmpfs.gid.take_if(|gid| !is_own(*gid, host.gid)) else {
+        tmpfs.gid = None;
+        return Ok(());
+    };
+    if host.mapped_groups.iter().any(|(group, _)| *group == gid) {
+        tmpfs.gid = Some(gid);
+        return Ok(());
+    }
+    Err(Failure::new(format!("gid={gid} is no group of yours that there is inside"))
+        .hint("leave it out, for your primary group, or name another of those that `id -G` shows inside"))
 }
 
 fn to_mount(option: &MountOption, origin: Origin, host: &Host) -> Result<Asked, Failure> {
@@ -136,6 +164,27 @@ fn expand(path: &Path, host: &Host) -> Result<PathBuf, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tmpfs_belongs_to_who_asks_for_it() {
+        let host = Host {
+            uid: 2001,
+            gid: 2001,
+            mapped_groups: vec![(2100, "project".to_owned())],
+            ..Host::for_tests()
+        };
+        let checked = |uid, gid, as_root| {
+            let mut tmpfs = Tmpfs { uid, gid, ..Tmpfs::default() };
+            check_owner(&mut tmpfs, &host, as_root).map(|()| tmpfs.gid).map_err(|failure| failure.message)
+        };
+        assert_eq!(checked(None, None, false), Ok(None));
+        assert_eq!(checked(Some(2001), Some(2001), false), Ok(None));
+        assert_eq!(checked(Some(0), Some(0), true), Ok(None));
+        assert_eq!(checked(Some(2001), Some(2100), true), Ok(Some(2100)));
+        assert_eq!(checked(Some(0), None, false), Err("uid=0 is not you".to_owned()));
+        let message = "gid=7 is no group of yours that there is inside";
+        assert_eq!(checked(None, Some(7), true), Err(message.to_owned()));
+    }
 
     #[test]
     fn names_of_user_and_job_are_put_in() {

@@ -119,11 +119,13 @@ fn shape(options: &RunOptions, environment: &[(OsString, OsString)]) -> String {
     // A rank may be told its own GPU; whether it has one at all decides what is mounted.
     let gpus = ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"];
     let gpus = gpus.map(|name| variable(name).is_some_and(|value| !value.is_empty() && value != "-1"));
+    // This one chooses by its value, if it does not only tell what Slurm has chosen.
+    let chosen = variable("NVIDIA_VISIBLE_DEVICES");
     let directory = std::env::current_dir().ok();
     // From another one a container could not be entered, or has another host around it.
     let namespaces = ["user", "mnt", "pid"].map(|name| fs::read_link(format!("/proc/self/ns/{name}")).ok());
     let identity = image_identity(&options.image);
-    format!("{shaping:?} {identity:?} {directory:?} {mounted:?} {gpus:?} {namespaces:?}")
+    format!("{shaping:?} {identity:?} {directory:?} {mounted:?} {gpus:?} {chosen:?} {namespaces:?}")
 }
 
 /// What tells the image's file from another that has taken its name meanwhile.
@@ -307,6 +309,8 @@ mod tests {
         assert_eq!(shape, shape_of(&other, &[("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "1")]));
         assert_ne!(shape, shape_of(&other, &[("HOME", "/home/b"), ("CUDA_VISIBLE_DEVICES", "1")]));
         assert_ne!(shape, shape_of(&other, &[("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "-1")]));
+        let chosen = [("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "1"), ("NVIDIA_VISIBLE_DEVICES", "1")];
+        assert_ne!(shape, shape_of(&other, &chosen));
         other.settings.remap_root = Some(true);
         assert_ne!(shape, shape_of(&other, &[("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "1")]));
         let temporary = [("HOME", "/home/a"), ("CUDA_VISIBLE_DEVICES", "0"), ("TMPDIR", "/tmp")];

@@ -174,7 +174,7 @@ fn enter(
         Role::Builder { user_namespace, accounts, alone } => {
             let Container { image, settings } = container;
             let config = Config::load(&handover.config)?;
-            let (slurm_commands, container_scope) = (config.slurm_commands, config.container_scope);
+            let (slurm_commands, container_scope) = (config.slurm_commands, config.container_scope());
             let mut options = RunOptions::new(image, command, settings, config, Origin::StepOption)?;
             options.step = of_step;
             options.import.config = handover.config.clone();
