@@ -132,7 +132,7 @@ fn the_watcher_keeps_nothing_open_and_ends_with_the_container() {
     let cluster = with_busybox("watcher");
     let empty = Emptiness::of(&cluster, &["node1"]);
     let facts = cluster.run(&format!(
-        "exec 7</etc/passwd; mizzen run --writable -m /shared/bb.sqsh:/mnt:squashfs /shared/bb.sqsh sleep 100 & {SERVER}; \
+        "exec 7</etc/passwd; mizzen run --stage=never --writable -m /shared/bb.sqsh:/mnt:squashfs /shared/bb.sqsh sleep 100 & {SERVER}; \
          for pid in $(pgrep -x mizzen-watch); do readlink /proc/$pid/cwd; readlink /proc/$pid/fd/* | sed 's/:.*//'; \
          grep -E '^(CapEff|NoNewPrivs)' /proc/$pid/status; grep -c '^SigBlk:.fffffff.7ffbfeff$' /proc/$pid/status; [ $(readlink /proc/$pid/ns/mnt) = $(readlink /proc/self/ns/mnt) ] && echo outside; \
          pgrep -P $pid -x mizzen-fuse | wc -l; done; kill %1"

@@ -170,6 +170,15 @@ impl Servers {
         let Sources { watch, helper, when_entered, .. } = sources;
         Ok(Servers { root, data, changes, watch, user_namespace: None, helper, when_entered })
     }
+
+    /// Where each server says why it has not begun.
+    fn last_words(&self) -> Vec<OwnedFd> {
+        let root = match &self.root {
+            root::Source::Served(server) => Some(server),
+            root::Source::Directory(..) | root::Source::Mount(_) => None,
+        };
+        root.into_iter().chain(&self.data).filter_map(Mountable::last_words).collect()
+    }
 }
 
 /// Mounts everything and makes it the root directory of the calling process.
@@ -178,7 +187,10 @@ fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     let _unharmed = sys::IgnoreSignal::new(Signal::SIGXFSZ);
     // The user's mask is for the program's files, not for the container's directories.
     let _mask = sys::FileMask::set(0o022);
+    let last_words = servers.last_words();
+    // A server may end after its mount was made; what is asked of that then fails with an error that says nothing.
     mount_and_enter(plan, servers)
+        .map_err(|failure| last_words.iter().find_map(server::why_ended).unwrap_or(failure))
 }
 
 fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {

@@ -20,7 +20,7 @@ use mizzen_squashfs::{self as squashfs, fuse};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socketpair};
 use nix::unistd::Pid;
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -194,6 +194,11 @@ impl Server {
 }
 
 impl Mountable {
+    /// Where the server says why it has not begun.
+    pub fn last_words(&self) -> Option<OwnedFd> {
+        self.process.try_clone().ok()
+    }
+
     /// Mounts what the server has; called inside the mount namespace.
     pub fn mount(self, place: &Path) -> Result<(), Failure> {
         let Mountable { process, uid, gid, device, .. } = self;
@@ -213,11 +218,12 @@ impl Mountable {
     }
 }
 
-/// Why a server has not begun, if it has said so: an error's number, or a text.
-fn why_ended(process: &OwnedFd) -> Option<Failure> {
+/// Why a server has not begun, if it has said so: an error's number, or a text. Whoever finds its mount without a server finds
+/// that here.
+pub fn why_ended(process: &OwnedFd) -> Option<Failure> {
     let mut said = [0; 256];
-    let length = nix::unistd::read(process, &mut said).ok().filter(|length| *length > 0)?;
-    let said = said.get(..length)?;
+    let received = recv(process.as_raw_fd(), &mut said, MsgFlags::MSG_DONTWAIT);
+    let said = said.get(..received.ok().filter(|length| *length > 0)?)?;
     Some(match <[u8; 4]>::try_from(said) {
         Ok(number) => Failure::caused_by(UNSTARTED, io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
         Err(_) => Failure::new(format!("{UNSTARTED}: {}", quote(said))).hint(UNCONFINED),
