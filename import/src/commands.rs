@@ -318,7 +318,9 @@ pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
         cli::ExportFormat::OciArchive => ExportFormat::OciArchive,
         cli::ExportFormat::DockerArchive => ExportFormat::DockerArchive,
     };
-    let output_name = args.output.as_deref().map_or_else(|| "standard output".to_owned(), shown);
+    // As tar and docker have it.
+    let output = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    let output_name = output.map_or_else(|| "standard output".to_owned(), shown);
     let options = ExportOptions {
         format,
         compression: args.compression.map_or(format.compression(), |compression| match compression {
@@ -328,7 +330,7 @@ pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
         }),
         tag: args.tag.clone(),
         owners: Owners::Usual,
-        scratch: export::scratch_directory(args.output.as_deref()),
+        scratch: export::scratch_directory(output),
         output_name: output_name.clone(),
         threads: Options::default().threads,
         image,
@@ -336,7 +338,7 @@ pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
     let bars = Bars::of(output_name, !args.quiet);
     let bar = bars.add(shown(&args.image), None);
     let mut progress = |bytes| bar.advance(bytes);
-    let exported = match &args.output {
+    let exported = match output {
         Some(path) => {
             export::check_output(&options.image, path)?;
             let output = OutputFile::create(path, Existing::with_force(args.force))?;

@@ -485,7 +485,8 @@ fn assert_steps_are_told(cluster: &Cluster) {
     let batch = run_in_time(
         cluster,
         &format!(
-            "sbatch --quiet --wait --output=/shared/out {image} --wrap 'sleep 100' & {SERVER}; kill -KILL $server; {WAIT_THEN}; cat /shared/out"
+            "sbatch --quiet --output=/shared/out {image} --wrap 'sleep 100'; {SERVER}; kill -KILL $server; \
+             (while [ -n \"$(squeue -h -t running)\" ]; do sleep 0.1; done) & {WAIT_THEN}; cat /shared/out"
         ),
     );
     assert!(!batch.stdout.contains("late"), "{}", batch.text());

@@ -250,6 +250,13 @@ fn a_step_is_told_of() {
     let told =
         step.stderr.lines().filter(|line| line.contains(&origin) && line.contains(" inflated")).count();
     assert_eq!(told, 1, "{}", step.text());
+    // srun does not wait for slurmstepd.
+    let ended = cluster.run_on(
+        "node1",
+        User::Root,
+        "timeout 20 sh -c 'while pgrep -x slurmstepd; do sleep 0.1; done'",
+    );
+    assert_eq!(ended.code, 0, "{}", ended.text());
     let log = cluster.slurmd_log("node1");
     assert!(
         log.lines().any(|line| line.contains(&origin) && line.contains(" from where the image is")),

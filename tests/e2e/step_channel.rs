@@ -110,13 +110,17 @@ fn nothing_is_open_after_the_last_hook() {
             assert!(list.contains("socket:"), "{release}: {command}: {} {list}", step.text());
             list
         };
-        let plain = open("srun --quiet true");
+        // Slurm's own pipes are closed a little earlier or later. What is left open is there each time.
         let same = |what: &str| {
             for (options, program) in
                 [("", "true"), ("", "nosuch"), ("--container-mounts=/nosuch:/x", "true")]
             {
-                let with = open(&format!("srun --quiet {IMAGE} {options} {program}"));
-                assert_eq!(with, plain, "{release}: {options} {program}{what}");
+                let pair = || {
+                    (open("srun --quiet true"), open(&format!("srun --quiet {IMAGE} {options} {program}")))
+                };
+                let differs = |(plain, with): &(String, String)| plain != with;
+                let last = (0..4).map(|_| pair()).skip_while(differs).next().unwrap_or_else(pair);
+                assert_eq!(last.1, last.0, "{release}: {options} {program}{what}");
             }
         };
         same("");

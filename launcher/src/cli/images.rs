@@ -143,7 +143,7 @@ pub struct AccountArgs {
 /// What is exported, and to what.
 #[derive(Clone, Debug, Args)]
 pub struct ExportArgs {
-    /// The file to write; without it standard output, which must not be a terminal
+    /// The file to write; without it, or with `-`, standard output, which must not be a terminal
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// What is written

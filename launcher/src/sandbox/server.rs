@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
 use mizzen_squashfs::{self as squashfs, fuse};
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -222,7 +223,9 @@ impl Mountable {
 /// that here.
 pub fn why_ended(process: &OwnedFd) -> Option<Failure> {
     let mut said = [0; 256];
-    let received = recv(process.as_raw_fd(), &mut said, MsgFlags::MSG_DONTWAIT);
+    let mut receive = || recv(process.as_raw_fd(), &mut said, MsgFlags::MSG_DONTWAIT);
+    // The kernel first tells, once, that the device which was sent has not been taken.
+    let received = receive().or_else(|errno| if errno == Errno::ECONNRESET { receive() } else { Err(errno) });
     let said = said.get(..received.ok().filter(|length| *length > 0)?)?;
     Some(match <[u8; 4]>::try_from(said) {
         Ok(number) => Failure::caused_by(UNSTARTED, io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
