@@ -36,10 +36,15 @@ pub fn speaks_for_step() -> bool {
     first("SLURM_NODEID") && first("SLURM_LOCALID")
 }
 
+/// Refuses a standard output that was closed, where what is written would be lost.
+pub fn check_stdout() -> std::io::Result<()> {
+    sys::check_stdout()
+}
+
 /// Writes a result.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout();
-    let write = sys::check_stdout().and_then(|()| stdout.write_all(text.as_bytes()));
+    let write = check_stdout().and_then(|()| stdout.write_all(text.as_bytes()));
     // What is still in memory at the end of the program would be lost without a word.
     written(write.and_then(|()| stdout.flush()))
 }

@@ -23,6 +23,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use mizzen::image::{Content, Loaded, identify};
+use mizzen::report::check_stdout;
 use mizzen_core::failure::quote;
 use mizzen_core::{Failure, Reference};
 
@@ -257,6 +258,7 @@ pub fn check_output(image: &Path, output: &Path) -> Result<(), Failure> {
 /// Standard output, unless it is a terminal.
 pub fn standard_output() -> Result<StdoutLock<'static>, Failure> {
     let stdout = io::stdout();
+    check_stdout().map_err(|error| Failure::caused_by("standard output: cannot write the archive", error))?;
     if stdout.is_terminal() {
         return Err(Failure::new("standard output: is a terminal, and an archive is not for reading")
             .hint("write -o FILE, or | another program"));

@@ -49,7 +49,7 @@ pub use reporter::{
 };
 pub use root::overlay_directory;
 pub use save::{Others, SaveTarget, Saved};
-use server::Mountable;
+use server::{LastWords, Mountable};
 pub use server::{Owner, Server, ServerLock};
 pub use standby::{Serving, connection as server_connection, reads_one_of};
 pub use watcher::{Watch, watch_others};
@@ -172,7 +172,7 @@ impl Servers {
     }
 
     /// Where each server says why it has not begun.
-    fn last_words(&self) -> Vec<OwnedFd> {
+    fn last_words(&self) -> Vec<LastWords> {
         let root = match &self.root {
             root::Source::Served(server) => Some(server),
             root::Source::Directory(..) | root::Source::Mount(_) => None,
@@ -190,7 +190,7 @@ fn enter_root(plan: &Plan, servers: Servers) -> Result<(), Failure> {
     let last_words = servers.last_words();
     // A server may end after its mount was made; what is asked of that then fails with an error that says nothing.
     mount_and_enter(plan, servers)
-        .map_err(|failure| last_words.iter().find_map(server::why_ended).unwrap_or(failure))
+        .map_err(|failure| last_words.iter().find_map(LastWords::why_ended).unwrap_or(failure))
 }
 
 fn mount_and_enter(plan: &Plan, servers: Servers) -> Result<(), Failure> {

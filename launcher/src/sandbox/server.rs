@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{cause, quote};
 use mizzen_squashfs::{self as squashfs, fuse};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -29,6 +29,7 @@ use super::processes::own_mount_name;
 use super::readahead;
 use super::standby::{self, Shared};
 use super::watcher::{self, Steps, Watch, Watched, WatcherConnection};
+use crate::image::shown;
 use crate::plan::Identity;
 use crate::report::megabytes;
 use crate::stage::profile::{PROFILE_LIMIT, ReadsWriter, StartProfile, WORTHWHILE};
@@ -37,6 +38,8 @@ use crate::sys;
 /// A server that waits for its device.
 pub struct Server {
     process: OwnedFd,
+    /// The image's.
+    path: PathBuf,
     uid: u32,
     gid: u32,
     layers: Vec<LayerDirectory>,
@@ -82,9 +85,13 @@ const UNSTARTED: &str = "cannot start the file server";
 const UNCONFINED: &str = "the server reads images only under a filter of its own; something on this node keeps users from installing one, \
                           perhaps another program's filter around this one; `mizzen doctor` tries it";
 
+const SILENT: &str = "the kernel kills processes when memory runs out: see `dmesg` on the node, and the limit of the step (--mem); else this is a \
+                      bug of mizzen, please report it";
+
 /// A server whose files can be mounted.
 pub struct Mountable {
     process: OwnedFd,
+    path: PathBuf,
     uid: u32,
     gid: u32,
     device: File,
@@ -174,7 +181,7 @@ impl Server {
         let layers = layers
             .map(|layer| LayerDirectory { path: layer.path.clone(), dev: layer.dev, ino: layer.ino })
             .collect();
-        Ok(Server { process, uid, gid, layers })
+        Ok(Server { process, path: path.to_owned(), uid, gid, layers })
     }
 
     /// Has it go on with the connection of another server when that has ended.
@@ -185,22 +192,22 @@ impl Server {
 
     /// Opens the device; called inside the user namespace, where the host's /dev can still be seen.
     pub fn open_device(self) -> Result<Mountable, Failure> {
-        let Server { process, uid, gid, layers } = self;
+        let Server { process, path, uid, gid, layers } = self;
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| {
             Failure::caused_by("cannot open /dev/fuse", error)
                 .or_hint("load the kernel module fuse, and give /dev/fuse mode 0666")
         })?;
-        Ok(Mountable { process, uid, gid, device, layers })
+        Ok(Mountable { process, path, uid, gid, device, layers })
     }
 }
 
 impl Mountable {
     /// Where the server says why it has not begun.
-    pub fn last_words(&self) -> Option<OwnedFd> {
-        self.process.try_clone().ok()
+    pub fn last_words(&self) -> Option<LastWords> {
+        Some(LastWords { process: self.process.try_clone().ok()?, path: self.path.clone() })
     }
 
-    /// Mounts what the server has; called inside the mount namespace.
+    /// Mounts what the server has; called inside the mount namespace. If this fails, its last words may tell why.
     pub fn mount(self, place: &Path) -> Result<(), Failure> {
         let Mountable { process, uid, gid, device, .. } = self;
         let device_fd = device.as_raw_fd();
@@ -213,24 +220,43 @@ impl Mountable {
             Failure::caused_by("cannot mount the image through FUSE", errno)
                 .or_hint("`mizzen doctor` tells whether FUSE works in user namespaces here")
         })?;
-        sys::send_descriptors(&process, &[NEW], &[device_fd]).map_err(|errno| {
-            why_ended(&process).unwrap_or_else(|| Failure::caused_by("the file server has ended", errno))
-        })
+        sys::send_descriptors(&process, &[NEW], &[device_fd])
+            .map_err(|errno| Failure::caused_by("the file server has ended", errno))
     }
 }
 
-/// Why a server has not begun, if it has said so: an error's number, or a text. Whoever finds its mount without a server finds
-/// that here.
-pub fn why_ended(process: &OwnedFd) -> Option<Failure> {
-    let mut said = [0; 256];
-    let mut receive = || recv(process.as_raw_fd(), &mut said, MsgFlags::MSG_DONTWAIT);
-    // The kernel first tells, once, that the device which was sent has not been taken.
-    let received = receive().or_else(|errno| if errno == Errno::ECONNRESET { receive() } else { Err(errno) });
-    let said = said.get(..received.ok().filter(|length| *length > 0)?)?;
-    Some(match <[u8; 4]>::try_from(said) {
-        Ok(number) => Failure::caused_by(UNSTARTED, io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
-        Err(_) => Failure::new(format!("{UNSTARTED}: {}", quote(said))).hint(UNCONFINED),
-    })
+/// How a server ended that did not begin, or ended as soon as it had.
+pub struct LastWords {
+    process: OwnedFd,
+    path: PathBuf,
+}
+
+impl LastWords {
+    /// Why it has ended: an error's number, or a text, or only that it has; None if it goes on.
+    pub fn why_ended(&self) -> Option<Failure> {
+        let mut said = [0; 256];
+        let mut receive = || recv(self.process.as_raw_fd(), &mut said, MsgFlags::MSG_DONTWAIT);
+        // The kernel first tells, once, that the device which was sent has not been taken.
+        let received =
+            receive().or_else(|errno| if errno == Errno::ECONNRESET { receive() } else { Err(errno) });
+        let said = match received {
+            Ok(length) => said.get(..length)?,
+            Err(Errno::EAGAIN) => return None,
+            Err(_) => &[],
+        };
+        Some(match (said, <[u8; 4]>::try_from(said)) {
+            (_, Ok(number)) => {
+                let error = io::Error::from_raw_os_error(i32::from_ne_bytes(number));
+                Failure::caused_by(UNSTARTED, error)
+            }
+            ([], _) => Failure::new(format!(
+                "{}: its file server has ended before the container was there",
+                shown(&self.path)
+            ))
+            .hint(SILENT),
+            (said, _) => Failure::new(format!("{UNSTARTED}: {}", quote(said))).hint(UNCONFINED),
+        })
+    }
 }
 
 /// A start has calmed down when nothing is read for so long.
@@ -273,9 +299,11 @@ fn serve(
     image.source().on_note(Box::new(move |text| notes.note(text)));
     let reads_file = starts.and_then(|(_, file)| file.try_clone().ok());
     // From here on the image is read, and nothing else can be done any more. Kernels without filters serve all the same.
-    fuse::filter::confine(image.source().system_calls()).inspect_err(|error| {
+    fuse::filter::confine(image.source().system_calls()).map_err(|error| {
+        let why = format!("its seccomp filter cannot be installed: {}", cause(&error));
         // Before there is a container, its maker tells the user.
-        let _ = nix::unistd::write(wait, error.to_string().as_bytes());
+        let _ = nix::unistd::write(wait, why.as_bytes());
+        io::Error::other(why)
     })?;
     // Without a thread for it, those who come later do not find this server; those who are there have their files.
     let _ = turn.as_ref().map(standby::Turn::take_lock_later);
