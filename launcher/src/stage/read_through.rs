@@ -51,7 +51,7 @@ pub struct ReadThrough {
     name: String,
     data: File,
     record: File,
-    /// A bit for each chunk that this process has seen to be on disk.
+    /// A bit for each chunk that this process has seen to be good.
     known: Vec<AtomicU64>,
     /// The process that has made this, and the sockets: the first is its own, the others are its file server's. In each of
     /// the two processes the other one's sockets are never touched.
@@ -143,17 +143,20 @@ impl ReadThrough {
             (Some(word), bit) => word.load(Ordering::Acquire) & bit != 0,
             (None, _) => false,
         };
-        if wanted.clone().all(is_known) {
+        let has_copier = self.has_copier();
+        if has_copier && wanted.clone().all(is_known) {
             return true;
         }
         let Ok(marks) = marks_in(&self.record, wanted.clone()) else { return false };
-        for (chunk, _) in wanted.zip(&marks).filter(|(_, mark)| **mark == DURABLE) {
+        if !marks.iter().all(|mark| *mark == DURABLE || has_copier && is_good(*mark)) {
+            return false;
+        }
+        for chunk in wanted {
             if let (Some(word), bit) = bit(chunk) {
                 word.fetch_or(bit, Ordering::Release);
             }
         }
-        let is_good = |mark: &u8| *mark == DURABLE || is_good(*mark) && self.has_copier();
-        marks.iter().all(is_good)
+        true
     }
 
     /// Whether the copier lives: its sockets are open.

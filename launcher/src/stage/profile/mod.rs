@@ -184,12 +184,12 @@ impl StartProfile {
             return false;
         }
         let lacking = lacking(text, &self.layers);
-        if skip::beside(&lacking, &Lengths::default()) < WORTHWHILE {
+        if !lacking.are_worthwhile() {
             return false;
         }
         let skipped = skip::read(cache, &self.skip_name(), self.circumstances(&self.layers));
         let skipped = parse_reads(&skipped).map(Lengths::of).unwrap_or_default();
-        skip::beside(&lacking, &skipped) >= WORTHWHILE
+        lacking.beside(&skipped).are_worthwhile()
     }
 
     fn skip_name(&self) -> String {

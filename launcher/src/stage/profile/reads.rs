@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use mizzen_squashfs::fuse::Access;
 use mizzen_squashfs::{Image, InodeRef};
 
+use super::WORTHWHILE;
+
 const HEAD: &[u8] = b"mizzen-profile 1\n";
 const TAIL: &[u8] = b"end\n";
 /// More is no start.
@@ -133,14 +135,34 @@ pub fn parse_reads(text: &[u8]) -> Option<impl Iterator<Item = Read<'_>> + Clone
 pub struct Lengths<'a>(pub BTreeMap<&'a [u8], u64>);
 
 impl<'a> Lengths<'a> {
-    /// Of all that was read.
+    /// Of all that was read, each byte once: starts read the same in other parts.
     pub fn of(reads: impl Iterator<Item = Read<'a>>) -> Lengths<'a> {
-        let mut lengths: BTreeMap<&[u8], u64> = BTreeMap::new();
-        for read in reads {
-            let length = lengths.entry(read.path).or_default();
-            *length = length.saturating_add(read.len);
+        let mut parts: BTreeMap<&[u8], Vec<(u64, u64)>> = BTreeMap::new();
+        for Read { path, offset, len } in reads {
+            parts.entry(path).or_default().push((offset, offset.saturating_add(len)));
         }
-        Lengths(lengths)
+        let length = |mut parts: Vec<(u64, u64)>| {
+            parts.sort_unstable();
+            let (mut length, mut until) = (0, 0);
+            for (from, to) in parts {
+                length += to.saturating_sub(from.max(until));
+                until = until.max(to);
+            }
+            length
+        };
+        Lengths(parts.into_iter().map(|(path, parts)| (path, length(parts))).collect())
+    }
+
+    /// Without those that are known: files that are not known, or much less of them.
+    pub fn beside(self, known: &Lengths) -> Lengths<'a> {
+        let is_new =
+            |path: &[u8], length: u64| known.0.get(path).is_none_or(|known| length > known.saturating_mul(2));
+        Lengths(self.0.into_iter().filter(|(path, length)| is_new(path, *length)).collect())
+    }
+
+    /// Whether it is as much as is worth being written down.
+    pub fn are_worthwhile(&self) -> bool {
+        self.0.values().fold(0, |sum: u64, length| sum.saturating_add(*length)) >= WORTHWHILE
     }
 
     /// As text, one read for each; no more than fits.
@@ -197,6 +219,22 @@ mod tests {
         let little = join(b"", &said, 100).unwrap();
         let reads = all(&little).unwrap();
         assert!(little.len() <= 100 && reads.len() == 11 && reads[10].offset == 10, "{reads:?}");
+    }
+
+    #[test]
+    fn only_what_was_not_known_counts() {
+        let lengths = |text: &'static [u8]| parse_reads(text).map(Lengths::of).unwrap();
+        let known = lengths(b"mizzen-profile 1\n0 1000 /a\n0 50 /b\nend\n");
+        // In another order, in other parts, a little more or less.
+        let same = lengths(b"mizzen-profile 1\n0 50 /b\n500 900 /a\n0 500 /a\n100 1300 /a\n0 9 /a\nend\n");
+        assert_eq!(same.0[&b"/a"[..]], 1400);
+        assert_eq!(same.beside(&known), Lengths::default());
+        let more = lengths(b"mizzen-profile 1\n0 101 /b\n0 5000000 /c\n0 700 /a\nend\n");
+        assert!(more.are_worthwhile());
+        let new = more.beside(&known);
+        assert_eq!(new, lengths(b"mizzen-profile 1\n0 101 /b\n0 5000000 /c\nend\n"));
+        assert_eq!(lengths(b"mizzen-profile 1\n0 101 /b\n0 5000000 /c\nend\n").text(1000), new.text(1000));
+        assert!(!known.are_worthwhile());
     }
 
     #[test]

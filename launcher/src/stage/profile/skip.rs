@@ -6,7 +6,6 @@
 //! starts read beside that is a reason to begin again: no two starts read quite the same. It is a hint: whatever is in it, programs
 //! see the image's files.
 
-use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -76,15 +75,6 @@ fn said(text: &[u8], circumstances: Digest, now: u64) -> Option<&[u8]> {
     (digest == circumstances.hex() && now < until.parse().ok()?).then_some(files)
 }
 
-/// How much of what is lacking was not skipped: of files that were not there then, or much less of them.
-pub fn beside(lacking: &Lengths, skipped: &Lengths) -> u64 {
-    let skipped: &BTreeMap<_, u64> = &skipped.0;
-    let is_new =
-        |path: &[u8], length: u64| skipped.get(path).is_none_or(|skipped| length > skipped.saturating_mul(2));
-    let new = lacking.0.iter().filter(|(path, length)| is_new(path, **length));
-    new.fold(0, |sum: u64, (_, length)| sum.saturating_add(*length))
-}
-
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
@@ -115,22 +105,6 @@ mod tests {
             // What is torn says nothing.
             let torn = (0..text.len()).filter_map(|cut| said(&text[..cut], what, now)).map(lengths);
             assert!(torn.into_iter().all(|files| files.0.is_empty()));
-        }
-    }
-
-    #[test]
-    fn only_what_is_read_beside_it_counts() {
-        let skipped = lengths(b"mizzen-profile 1\n0 1000 /a\n0 50 /b\nend\n");
-        for (reads, beside) in [
-            // In another order, in other parts, a little more or less.
-            ("0 50 /b\n500 900 /a\n0 500 /a\n", 0),
-            ("0 700 /a\n", 0),
-            ("0 50 /b\n0 70 /c\n", 70),
-            ("0 101 /b\n0 1000 /a\n", 101),
-        ] {
-            let text = format!("mizzen-profile 1\n{reads}end\n");
-            assert_eq!(super::beside(&lengths(text.as_bytes()), &skipped), beside, "{reads}");
-            assert!(super::beside(&lengths(text.as_bytes()), &Lengths::default()) > 0);
         }
     }
 }

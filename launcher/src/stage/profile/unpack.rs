@@ -69,6 +69,11 @@ pub fn unpack(profile: &StartProfile, cache: &Cache, image: &Image, end: &OwnedF
     }
     let begun = Begun::find(cache, format!("{UNPACKING}{}", profile.key));
     let text = profile.read(cache);
+    // Another one may have made what this one was started for.
+    if !super::lacking(&text, &layers).are_worthwhile() {
+        layer::remove(cache, &begun.name);
+        return Ok(());
+    }
     let made = begun.finish(profile, cache, image, &layers, &text, end);
     let is_full = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
     let why = match &made {
