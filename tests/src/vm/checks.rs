@@ -104,14 +104,15 @@ pub fn starts_of_an_image_from_the_network(overlays: bool) -> [Check; 2] {
              for i in $(seq 600); do ls /local/mizzen-2001/{name} > /dev/null 2>&1 && break; sleep 0.1; done; touch go; wait $!; rm go"
         )
     };
-    let (without_layer, made, with_layer) = if overlays {
+    let (without_layer, made, later, with_layer) = if overlays {
         (
             "lowerdir=/places:/image\nlarge: OK\n",
             "unpacked-*/manifest",
+            "a later start finds its files unpacked",
             "lowerdir=/places:/unpacked-0:/image\nlarge: OK\nunpacked-\n",
         )
     } else {
-        ("large: OK\n", "profile-*.skip", "large: OK\n")
+        ("large: OK\n", "profile-*.skip", "what no start could use is not unpacked", "large: OK\n")
     };
     let read_through =
         prints("an image is used while it is copied", until("--verbose", "profile-*"), without_layer);
@@ -122,7 +123,7 @@ pub fn starts_of_an_image_from_the_network(overlays: bool) -> [Check; 2] {
     );
     [
         read_through.noting(&["mizzen: note: /network/start.sqsh: ", " from the copy on the node, "]),
-        prints("a later start finds its files unpacked", rest, with_layer),
+        prints(later, rest, with_layer),
     ]
 }
 
