@@ -17,8 +17,9 @@ DATE       := $(or $(call OF_COMMIT,date,%ct),$(shell date +%s))
 maintainer:
 	@test -n '$(MAINTAINER)' || { \
 	  echo 'who answers for the packages? There is no commit here to tell: add DEBFULLNAME="NAME" DEBEMAIL=ADDRESS' >&2; exit 1; }
-# What is built twice of one commit is the same twice.
-deb rpm: export SOURCE_DATE_EPOCH := $(DATE)
+# What is built twice of one commit is the same twice. For who makes packages alone: compilers would build everything again that was
+# built with another date.
+AT_DATE := SOURCE_DATE_EPOCH=$(DATE)
 
 FOR_PACKAGES := dpkg-dev debhelper rpm lintian rpmlint
 deb rpm dist packages-test: PACKAGES += $(FOR_PACKAGES)
@@ -43,7 +44,7 @@ deb: maintainer deps $(BUILD)
 	sed -i 's/@MAINTAINER@/$(MAINTAINER)/' $(TREE)/debian/control
 	printf 'mizzen ($(VERSION)-$(REVISION)) unstable; urgency=medium\n\n  * %s\n\n -- $(MAINTAINER)  %s\n' \
 	  'See changelog.gz.' "$$(date -u -R -d @$(DATE))" > $(TREE)/debian/changelog
-	cd $(TREE) && REPOSITORY=$(CURDIR) FROM=$(abspath $(PORTABLE)) MIZZEN=$(abspath $(MAN_PAGES_BY)) CONF=$(abspath $(CONF)) \
+	cd $(TREE) && $(AT_DATE) REPOSITORY=$(CURDIR) FROM=$(abspath $(PORTABLE)) MIZZEN=$(abspath $(MAN_PAGES_BY)) CONF=$(abspath $(CONF)) \
 	  dpkg-buildpackage --build=binary --no-sign --no-check-builddeps --host-arch=$(DEB_ARCH)
 	mv $(PACKING)/$(DEB) $(DIST)
 
@@ -51,7 +52,7 @@ RPM := mizzen-$(VERSION)-$(REVISION).$(ARCH).rpm
 rpm: maintainer deps $(BUILD)
 	$(IS_FOR_ARCH)
 	install -d $(DIST)
-	rpmbuild -bb --target $(ARCH) --define '_topdir $(CURDIR)/$(PACKING)/rpm' --define 'mizzen_version $(VERSION)' \
+	$(AT_DATE) rpmbuild -bb --target $(ARCH) --define '_topdir $(CURDIR)/$(PACKING)/rpm' --define 'mizzen_version $(VERSION)' \
 	  --define 'mizzen_release $(REVISION)' --define 'repository $(CURDIR)' --define 'from $(abspath $(PORTABLE))' \
 	  --define 'mizzen_packager $(MAINTAINER)' --define "mizzen_date $$(LC_ALL=C date -u -d @$(DATE) '+%a %b %d %Y')" \
 	  --define 'man_pages_by $(abspath $(MAN_PAGES_BY))' --define 'conf $(abspath $(CONF))' packaging/rpm/mizzen.spec

@@ -175,7 +175,7 @@ pub fn fleet_rootfs(release: Release) -> Result<PathBuf> {
 }
 
 /// What another machine needs beside Slurm to start it. Its packages are unpacked and not configured, which needs that machine.
-const FOREIGN: &str = "base-files,base-passwd,bash,coreutils,dash,diffutils,findutils,grep,hostname,libc-bin,mawk,sed,tar,util-linux,\
+const FOREIGN: &str = "base-files,base-passwd,bash,coreutils,dash,diffutils,findutils,grep,hostname,libc-bin,mawk,sed,tar,util-linux,binutils,\
                        slurmctld,slurmd,slurm-client,munge,iproute2,procps";
 
 /// A root file system with Slurm for another machine than this one (Debian's name for it).

@@ -93,7 +93,7 @@ pub fn judge(checks: &[Check], results: &Results) -> Result<()> {
 }
 
 /// Three starts of an image on a network file system: while it is copied, from the copy, and, where users have overlays, with what the
-/// first has read unpacked over it.
+/// first has read unpacked over it. Elsewhere it is not unpacked.
 pub fn starts_of_an_image_from_the_network(overlays: bool) -> [Check; 2] {
     const IMAGE: &str = "/network/start.sqsh sh -c";
     const READ: &str = "grep -o lowerdir=/places[^,]* /proc/self/mountinfo; cd /data; md5sum -c sum";
@@ -104,20 +104,26 @@ pub fn starts_of_an_image_from_the_network(overlays: bool) -> [Check; 2] {
              for i in $(seq 600); do ls /local/mizzen-2001/{name} > /dev/null 2>&1 && break; sleep 0.1; done; touch go; wait $!; rm go"
         )
     };
-    let [without_layer, with_layer] = if overlays {
-        ["lowerdir=/places:/image\nlarge: OK\n", "lowerdir=/places:/unpacked-0:/image\nlarge: OK\n"]
+    let (without_layer, made, later, with_layer) = if overlays {
+        (
+            "lowerdir=/places:/image\nlarge: OK\n",
+            "unpacked-*/manifest",
+            "a later start finds its files unpacked",
+            "lowerdir=/places:/unpacked-0:/image\nlarge: OK\nunpacked-\n",
+        )
     } else {
-        ["large: OK\n"; 2]
+        ("large: OK\n", "profile-*.skip", "what no start could use is not unpacked", "large: OK\n")
     };
     let read_through =
         prints("an image is used while it is copied", until("--verbose", "profile-*"), without_layer);
-    let from_the_copy = until("", "unpacked-*/manifest");
+    let from_the_copy = until("", made);
     let rest = format!(
-        "mizzen stage /network/start.sqsh > /dev/null 2>&1; {{ {from_the_copy}; }} > second; mizzen run {IMAGE} '{READ}'"
+        "mizzen stage /network/start.sqsh > /dev/null 2>&1; {{ {from_the_copy}; }} > second; mizzen run {IMAGE} '{READ}'; \
+         ls /local/mizzen-2001 | grep -o ^unpack[a-z]*- || true"
     );
     [
         read_through.noting(&["mizzen: note: /network/start.sqsh: ", " from the copy on the node, "]),
-        prints("a later start finds its files unpacked", rest, with_layer),
+        prints(later, rest, with_layer),
     ]
 }
 

@@ -17,6 +17,7 @@
 
 mod choose;
 mod layer;
+mod overlay;
 mod reads;
 mod skip;
 mod unpack;

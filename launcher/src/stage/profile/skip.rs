@@ -1,10 +1,10 @@
 //! What was not unpacked, so that not every start tries it again. Runs as the user on the host.
 //!
-//! Much that starts read cannot be a layer's: files with several names or extended attributes, a small part of a very large one. And
-//! a disk or a quota that an unpacker has filled is full for everybody while it is. The file `profile-KEY.skip` has the files that an
-//! unpacker did not unpack, how much of them was read, the layers and limits on which that depends, and until when it holds. Only what
-//! starts read beside that is a reason to begin again: no two starts read quite the same. It is a hint: whatever is in it, programs
-//! see the image's files.
+//! Much that starts read cannot be a layer's: files with several names or extended attributes, a small part of a very large one. A
+//! disk or a quota that an unpacker has filled is full for everybody while it is. And where users have no overlays, no start could use a
+//! layer. The file `profile-KEY.skip` has the files that an unpacker did not unpack, how much of them was read, the layers and limits on
+//! which that depends, and until when it holds. Only what starts read beside that is a reason to begin again: no two starts read quite
+//! the same. It is a hint: whatever is in it, programs see the image's files.
 
 use std::io::Read as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -28,6 +28,8 @@ pub enum Why {
     NoRoom,
     /// The disk, or the user's part of it, was full while it was being written.
     Full,
+    /// No start could put it over an image here.
+    NoOverlay,
 }
 
 impl Why {
@@ -36,7 +38,7 @@ impl Why {
         match self {
             Why::TooLittle => None,
             Why::NoRoom => Some(Duration::from_secs(3600)),
-            Why::Full => Some(Duration::from_secs(86400)),
+            Why::Full | Why::NoOverlay => Some(Duration::from_secs(86400)),
         }
     }
 }
@@ -93,8 +95,13 @@ mod tests {
         let lacking = lengths(b"mizzen-profile 1\n0 1000 /a\n0 5 /b\nend\n");
         let what = circumstances(&[], "limits");
         assert_ne!(what, circumstances(&[], "others"));
-        for (why, lasts) in [(Why::NoRoom, 3600), (Why::Full, 86400), (Why::TooLittle, u64::MAX - now() - 10)]
-        {
+        let lasts = [
+            (Why::NoRoom, 3600),
+            (Why::Full, 86400),
+            (Why::NoOverlay, 86400),
+            (Why::TooLittle, u64::MAX - now() - 10),
+        ];
+        for (why, lasts) in lasts {
             let (text, now) = (text(what, &lacking, why), now());
             for later in [0, lasts - 10] {
                 let skipped = lengths(said(&text, what, now + later).unwrap());

@@ -28,7 +28,7 @@ use super::layer::{
     self, FILES_NAME, JOURNAL, Journal, Layer, MAX_LAYERS, Manifest, UNPACKING, Unpacked, What,
 };
 use super::skip::Why;
-use super::{StartProfile, parse_reads};
+use super::{StartProfile, overlay, parse_reads};
 use crate::stage::cache::Cache;
 use crate::stage::evict;
 use crate::stage::lock::{self, TryLock};
@@ -74,7 +74,11 @@ pub fn unpack(profile: &StartProfile, cache: &Cache, image: &Image, end: &OwnedF
         layer::remove(cache, &begun.name);
         return Ok(());
     }
-    let made = begun.finish(profile, cache, image, &layers, &text, end);
+    let made = if overlay::is_refused(&cache.dir) {
+        Ok(Some(Why::NoOverlay))
+    } else {
+        begun.finish(profile, cache, image, &layers, &text, end)
+    };
     let is_full = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
     let why = match &made {
         Ok(why) => *why,
