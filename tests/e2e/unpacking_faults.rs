@@ -84,7 +84,7 @@ fn inject(cluster: &Cluster, call: &str, what: &str) -> u32 {
     let traced = cluster.run_as_root(&format!(
         "p=$(pgrep -o -u alice -x mizzen-unpack); \
          strace -f -p $p -o /tmp/trace -e trace={call} -e inject={call}:{what} > /dev/null 2>&1 & \
-         until grep -q 'TracerPid:.*[1-9]' /proc/$p/status; do sleep 0.02; done; touch /home/alice/free; wait; \
+         until [ ! -e /proc/$p ] || grep -q 'TracerPid:.*[1-9]' /proc/$p/status; do sleep 0.02; done; touch /home/alice/free; wait; \
          grep -cE 'SIGKILL|INJECTED' /tmp/trace"
     ));
     let ended =
@@ -209,7 +209,7 @@ fn a_disk_that_others_fill_is_not_filled_again() {
     let filled = cluster.run_as_root(
         "p=$(pgrep -o -u alice -x mizzen-unpack); \
          strace -p $p -o /tmp/trace -e trace=mkdirat -e inject=mkdirat:delay_enter=2000000:when=2 > /dev/null 2>&1 & \
-         until grep -q 'TracerPid:.*[1-9]' /proc/$p/status; do sleep 0.02; done; touch /home/alice/free; \
+         until [ ! -e /proc/$p ] || grep -q 'TracerPid:.*[1-9]' /proc/$p/status; do sleep 0.02; done; touch /home/alice/free; \
          until [ -e /disk/mizzen-2001/unpacking-*/journal ]; do sleep 0.02; done; \
          dd if=/dev/zero of=/disk/others bs=1M count=$(($(df -m --output=avail /disk | tail -1) - 10)) 2> /dev/null; wait; ls /disk/mizzen-2001 | grep -c unpack",
     );
