@@ -307,7 +307,12 @@ fn the_role(fleet: &Fleet, variables: &Value) -> Result<()> {
     let named = "# /etc/site/containers.toml, named by /etc/slurm/plugstack.conf.d/mizzen.conf:1\n";
     ensure!(shown == format!("{named}# /etc/site/containers.d/10-site.toml\n"), "{shown}");
     fleet.expect_job("--container=bb.sqsh", "inside\ninside\n")?;
-
+    // And back: before that, --check tells what it changes.
+    let told = fleet.play_checking("site.yml", variables)?;
+    let back = fleet.play_well("site.yml", variables)?;
+    let expected = ["ctl", "node1", "node2"].map(|name| (name.to_owned(), 1));
+    ensure!(back.changed == BTreeMap::from(expected), "{}", back.text);
+    ensure!(told.changed == back.changed, "with --check: {}", told.text);
     Ok(())
 }
 
