@@ -74,11 +74,7 @@ pub fn unpack(profile: &StartProfile, cache: &Cache, image: &Image, end: &OwnedF
         layer::remove(cache, &begun.name);
         return Ok(());
     }
-    let made = if overlay::is_refused(&cache.dir) {
-        Ok(Some(Why::NoOverlay))
-    } else {
-        begun.finish(profile, cache, image, &layers, &text, end)
-    };
+    let made = begun.finish(profile, cache, image, &layers, &text, end);
     let is_full = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
     let why = match &made {
         Ok(why) => *why,
@@ -116,6 +112,9 @@ impl Begun {
         let told = confined(image, end, |say| say.write_all(&plan().text()))?;
         let plan =
             Plan::parse(&told).ok_or_else(|| io::Error::other("what is in the image makes no sense"))?;
+        if plan.size() >= LEAST && overlay::is_refused(&cache.dir) {
+            return Ok(Some(Why::NoOverlay));
+        }
         let directory = match self.make_room(profile, cache, &plan)? {
             Ok(directory) => directory,
             Err(why) => return Ok(Some(why)),
