@@ -11,7 +11,7 @@ use nix::unistd::geteuid;
 use crate::config::{Compatible, ImagePolicy, ImportWhen};
 use crate::digest::split_pin;
 use crate::failure::{quote, quote_reference};
-use crate::fs_server::{FsServer, ServedPart, find_served, not_safe};
+use crate::fs_server::{FsServer, ServedPart, find_served};
 use crate::image::{self, ImageFormat};
 use crate::options::expected_of_a_shell;
 use crate::reference::names_a_registry;
@@ -140,14 +140,16 @@ fn refuse_file_of_that_name(value: &[u8], directory: &Path) -> Result<(), Failur
         return Ok(());
     }
     let (path, shown) = (directory.join(OsStr::from_bytes(value)), quote_reference(value));
-    let hint = format!("write ./{shown} for the file, docker://{shown} for the registry");
     if let Some(part) = foreign_part(&path) {
-        return Err(Failure { hint: Some(hint), ..not_safe(&path, &part) });
+        let path = quote(path.as_os_str().as_bytes());
+        return Err(Failure::new(format!("{path} is not safe from other users: {}", part.describe()))
+            .hint(format!("write ./{shown} for the file, docker://{shown} for the registry")));
     }
     if path.symlink_metadata().is_err() {
         return Ok(());
     }
-    Err(Failure::new(format!("{shown} is the name of a file here, and of an image in a registry")).hint(hint))
+    Err(Failure::new(format!("{shown} is the name of a file here, and of an image in a registry"))
+        .hint(format!("write ./{shown} for the file, docker://{shown} for the registry")))
 }
 
 /// Where a path leads to a file system that another user serves. Nothing has been asked of that, which may never answer.
@@ -243,9 +245,9 @@ fn refuse_mounted(name: &Path, directory: &Path) -> Result<(), Failure> {
     let path = directory.join(name);
     match foreign_part(&path) {
         Some(part) if foreign_part(directory).is_none() => {
-            let shown = quote(name.as_os_str().as_bytes());
-            let hint = format!("write ./{shown} if you mean it");
-            Err(Failure { hint: Some(hint), ..not_safe(&path, &part) })
+            let [name, path] = [name, &path].map(|path| quote(path.as_os_str().as_bytes()));
+            Err(Failure::new(format!("{path} is not safe from other users: {}", part.describe()))
+                .hint(format!("write ./{name} if you mean it")))
         }
         _ => Ok(()),
     }
