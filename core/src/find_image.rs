@@ -11,6 +11,7 @@ use nix::unistd::geteuid;
 use crate::config::{Compatible, ImagePolicy, ImportWhen};
 use crate::digest::split_pin;
 use crate::failure::{quote, quote_reference};
+use crate::fs_server::{FsServer, ServedPart, find_served};
 use crate::image::{self, ImageFormat};
 use crate::options::expected_of_a_shell;
 use crate::reference::names_a_registry;
@@ -135,13 +136,25 @@ impl ImageFinder<'_> {
 /// A name that is also that of a file could mean either, and anybody may put files into some directories. With a scheme it means
 /// the registry.
 fn refuse_file_of_that_name(value: &[u8], directory: &Path) -> Result<(), Failure> {
-    let is_there = directory.join(OsStr::from_bytes(value)).symlink_metadata().is_ok();
-    if scheme_of(value).is_some() || !is_there {
+    if scheme_of(value).is_some() {
         return Ok(());
     }
-    let shown = quote_reference(value);
+    let (path, shown) = (directory.join(OsStr::from_bytes(value)), quote_reference(value));
+    if let Some(part) = foreign_part(&path) {
+        let path = quote(path.as_os_str().as_bytes());
+        return Err(Failure::new(format!("{path} is not safe from other users: {}", part.describe()))
+            .hint(format!("write ./{shown} for the file, docker://{shown} for the registry")));
+    }
+    if path.symlink_metadata().is_err() {
+        return Ok(());
+    }
     Err(Failure::new(format!("{shown} is the name of a file here, and of an image in a registry"))
         .hint(format!("write ./{shown} for the file, docker://{shown} for the registry")))
+}
+
+/// Where a path leads to a file system that another user serves. Nothing has been asked of that, which may never answer.
+fn foreign_part(path: &Path) -> Option<ServedPart> {
+    find_served(path, FsServer::is_foreign).ok().flatten()
 }
 
 /// Finds a file or directory: its absolute path, and the content that the name asks for. `look` says what lies at a path; None if
@@ -189,6 +202,9 @@ fn look_for(
         candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
     }
     refuse_planted(name, &candidates)?;
+    if bare {
+        refuse_mounted(name, directory)?;
+    }
     for candidate in &candidates {
         if let Some(format) = look(candidate)? {
             return Ok((candidate.clone(), format));
@@ -213,12 +229,28 @@ fn refuse_planted(name: &Path, candidates: &[PathBuf]) -> Result<(), Failure> {
     let Some((own, folders)) = candidates.split_first() else { return Ok(()) };
     let there = |path: &Path| path.symlink_metadata().is_ok();
     let Some(sites) = folders.iter().find(|path| there(path)) else { return Ok(()) };
-    if !there(own) || check_only_users(own, geteuid().as_raw()).is_ok() {
+    let is_planted =
+        foreign_part(own).is_some() || there(own) && check_only_users(own, geteuid().as_raw()).is_err();
+    if !is_planted {
         return Ok(());
     }
     let [name, sites] = [name, sites].map(|path| quote(path.as_os_str().as_bytes()));
     Err(Failure::new(format!("{name} is an image of the site's, and a file here that others can have made"))
         .hint(format!("write {sites} for the site's, ./{name} for the file")))
+}
+
+/// Another user may have mounted a file system of their own on a name in a directory like /tmp. Who is in such a file system, or
+/// writes a path, means it.
+fn refuse_mounted(name: &Path, directory: &Path) -> Result<(), Failure> {
+    let path = directory.join(name);
+    match foreign_part(&path) {
+        Some(part) if foreign_part(directory).is_none() => {
+            let [name, path] = [name, &path].map(|path| quote(path.as_os_str().as_bytes()));
+            Err(Failure::new(format!("{path} is not safe from other users: {}", part.describe()))
+                .hint(format!("write ./{name} if you mean it")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A path without `.` and `..`, as far as it exists.

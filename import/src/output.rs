@@ -6,7 +6,7 @@
 //! Run by: the user, in the importer.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -15,11 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use mizzen_core::fs_server::refuse_foreign;
 use mizzen_core::image::special;
+use mizzen_core::mountinfo::open_on_same_mount;
 use mizzen_core::{Digest, Failure};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, fstat, fsync, linkat, openat, renameat, renameat_with,
-    statat,
+    unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -75,12 +77,8 @@ impl OutputFile {
         if path.as_os_str().as_bytes().ends_with(b"/") {
             return Err(not_a_file(path));
         }
-        let directory = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
         check_existing(path, existing)?;
-        let draft = Draft::create(directory, &tag(name), true)?;
+        let draft = Draft::create(directory_of(path), &tag(name), true)?;
         Ok(OutputFile { draft, name: name.to_owned(), existing })
     }
 
@@ -229,10 +227,13 @@ impl Temporary {
         // The temporary name goes when this is dropped.
         match linkat(&dir, &*self.name, &dir, name, AtFlags::empty()) {
             // Nor does everybody know links. Between the look and the rename somebody may still make the name.
-            Err(errno) if lacks_links(errno) => match statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) => renameat(&dir, &*self.name, &dir, name),
+            Err(errno) if lacks_links(errno) => match open_on_same_mount(dir.as_fd(), name) {
                 Ok(_) => Err(Errno::EXIST),
-                Err(errno) => Err(errno),
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::NOENT) => renameat(&dir, &*self.name, &dir, name),
+                    Some(Errno::XDEV) => Err(Errno::EXIST),
+                    errno => Err(errno.unwrap_or(Errno::IO)),
+                },
             },
             done => done,
         }
@@ -291,13 +292,20 @@ pub fn remove_leftovers(path: &Path) -> usize {
 }
 
 fn remove_temporary(directory: &Path, prefix: &str, is_meant: impl Fn(SystemTime) -> bool) -> usize {
-    let Ok(entries) = fs::read_dir(directory) else { return 0 };
-    let named = entries.flatten().filter(|entry| entry.file_name().as_bytes().starts_with(prefix.as_bytes()));
-    let is_left = |path: &PathBuf| {
-        let Ok(found) = path.symlink_metadata() else { return false };
+    let (Ok(dir), Ok(entries)) = (File::open(directory), fs::read_dir(directory)) else { return 0 };
+    let names = entries.flatten().map(|entry| entry.file_name());
+    let named = names.filter(|name| name.as_bytes().starts_with(prefix.as_bytes()));
+    // In some directories everybody can make such names, and mount something on them.
+    let is_left = |name: &OsString| {
+        let Ok(found) = look_at(&dir, name) else { return false };
         found.uid() == geteuid().as_raw() && found.is_file() && found.modified().is_ok_and(&is_meant)
     };
-    named.map(|entry| entry.path()).filter(is_left).filter(|path| fs::remove_file(path).is_ok()).count()
+    named.filter(is_left).filter(|name| unlinkat(&dir, name, AtFlags::empty()).is_ok()).count()
+}
+
+/// What has this name in a directory. Nothing is asked of what is mounted there, whose server may never answer: EXDEV.
+fn look_at(dir: impl AsFd, name: &OsStr) -> io::Result<Metadata> {
+    File::from(open_on_same_mount(dir.as_fd(), name)?).metadata()
 }
 
 /// Some file systems do not sync directories, and need not.
@@ -308,9 +316,27 @@ pub fn sync_directory(dir: impl AsFd) -> Result<(), Errno> {
     }
 }
 
+/// Where the file of this path is, or will be.
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Refuses a name under which there is something that must stay, before anything is done for it.
 pub fn check_existing(path: &Path, existing: Existing) -> Result<(), Failure> {
-    let found = match path.symlink_metadata() {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = openat(CWD, directory_of(path), flags, Mode::empty()).map_err(io::Error::from);
+    let looked = match path.file_name() {
+        Some(name) => opened.and_then(|directory| look_at(directory, name)),
+        None => path.symlink_metadata(),
+    };
+    let found = match looked {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => {
+            refuse_foreign(path)?;
+            path.symlink_metadata()
+        }
+        looked => looked,
+    };
+    let found = match found {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(write_failure(path, "cannot write it", error)),

@@ -206,8 +206,11 @@ fn what_a_killed_step_leaves_on_disk_the_next_run_removes() {
     assert_eq!(before.matches("/upper/a/b/c\n").count(), 2, "{before}");
     assert_eq!(next(), "mizzen-afiles\nmizzen-linked\nmizzen-mydata\nmizzen-others\n");
     assert_eq!(cluster.run_as_root(kept).stdout, before);
-    // It was the owner alone that saved it.
+    // The owner alone is not enough: whoever can write to it could have marked it, and moved it here.
     cluster.run_as_root("chown -R alice /var/tmp/alice/mizzen-others");
+    assert_eq!(next(), "mizzen-afiles\nmizzen-linked\nmizzen-mydata\nmizzen-others\n");
+    assert_eq!(cluster.run_as_root(kept).stdout, before);
+    cluster.run_as_root("chmod 700 /var/tmp/alice/mizzen-others");
     assert_eq!(next(), "mizzen-afiles\nmizzen-linked\nmizzen-mydata\n");
     // A directory that is in use stays, although others start and end.
     let shared = cluster.run(&format!(

@@ -270,6 +270,118 @@ fn the_root_of_another_process_does_not_become_the_hosts() {
     assert!(done.stderr.contains(hint), "{}", done.text());
 }
 
+/// Bob mounts a server that does not answer on each of these names.
+fn stopped_on(cluster: &Cluster, machine: &str, places: &[&str]) {
+    let places = places.join(" ");
+    let mount = format!(
+        "mkdir -p ~/stopped && for p in {places}; do mkdir -p $p && \
+         bindfs -o allow_other,attr_timeout=0,entry_timeout=0 ~/stopped $p || exit; done && pkill -STOP -u bob -x bindfs"
+    );
+    assert_out(&cluster.run_on(machine, User::Bob, &mount), 0, "");
+}
+
+#[test]
+fn a_server_on_a_name_that_somebody_could_have_drawn_stops_nobody() {
+    let cluster = start("served-drawn", None);
+    for machine in ["ctl", "node1"] {
+        let names = ["2001", "0"].map(|uid| format!("/var/tmp/mizzen-{uid}.xdead"));
+        stopped_on(&cluster, machine, &names.each_ref().map(String::as_str));
+        // The drawn names are looked for where one of the others is taken.
+        assert_out(
+            &cluster.run_on(machine, User::Bob, "mkdir /var/tmp/mizzen-2001 /var/tmp/mizzen-0"),
+            0,
+            "",
+        );
+    }
+    let step =
+        "timeout -s KILL 12 srun -Q --container-image=/shared/a.sqsh --container-stage=always cat /image";
+    assert_out(&run_in_time(&cluster, step), 0, "a\n");
+    let staged = "timeout -s KILL 12 mizzen run --stage=always /shared/a.sqsh cat /image";
+    assert_out(&run_in_time(&cluster, staged), 0, "a\n");
+    for (user, command) in [
+        (User::Alice, "mizzen cache list"),
+        (User::Alice, "mizzen containers list"),
+        (User::Root, "mizzen cache list"),
+        (User::Root, "mizzen containers list"),
+        (User::Root, "mizzen stage /shared/a.sqsh"),
+    ] {
+        let done = cluster.run_on("ctl", user, &format!("timeout -s KILL 10 {command} > /dev/null"));
+        assert_eq!(done.code, 0, "{command}: {}", done.text());
+    }
+}
+
+/// Each such name is opened to learn whose it is, so others could make a start wait with very many.
+#[test]
+fn very_many_names_that_somebody_could_have_drawn_cost_copies_and_no_time() {
+    let cluster = start("drawn-many", None);
+    let many = "mkdir /var/tmp/mizzen-2001 /var/tmp/mizzen-2001.{1..15} && cd /var/tmp && seq -f mizzen-2001.x%05.0f 5000 | xargs mkdir";
+    assert_out(&cluster.run_on("ctl", User::Bob, many), 0, "");
+    let looked = "strace -f -o trace -e trace=openat,newfstatat,statx mizzen run --stage=always /shared/a.sqsh cat /image; \
+                  [ $(grep -c '\"mizzen-2001.x' trace) -le 5000 ] || echo many; find /var/tmp -maxdepth 1 -user alice";
+    let run = run_in_time(&cluster, looked);
+    assert_out(&run, 0, "a\n");
+    assert!(run.stderr.contains("/var/tmp/mizzen-2001: belongs to uid 2002, not to you"), "{}", run.text());
+}
+
+#[test]
+fn a_server_on_an_images_name_stops_nobody() {
+    let cluster = start("served-image-names", Some("image_folders = [\"/sw\"]\n"));
+    assert_out(&cluster.run_on("ctl", User::Root, "mkdir /sw; cp /shared/a.sqsh /sw/tf.sqsh"), 0, "");
+    let places = ["/scratch/tf.sqsh", "/scratch/docker:", "/scratch/busybox", "'/scratch/ctl:5000#lab'"];
+    stopped_on(&cluster, "ctl", &places);
+    let served = |name: &str| {
+        format!(
+            "/scratch/{name} is not safe from other users: /scratch/{} lies on a file system that uid 2002 serves",
+            name.split('/').next().unwrap_or_default()
+        )
+    };
+    let planted = "tf.sqsh is an image of the site's, and a file here that others can have made".to_owned();
+    for (name, message, hint) in [
+        ("tf.sqsh", planted, "write /sw/tf.sqsh for the site's, ./tf.sqsh for the file"),
+        ("busybox", served("busybox"), "write ./busybox if you mean it"),
+        (
+            "ctl:5000#lab/app",
+            served("ctl:5000#lab/app"),
+            "write ./ctl:5000#lab/app for the file, docker://ctl:5000#lab/app for the registry",
+        ),
+    ] {
+        for (command, code) in [("srun --container=", 1), ("mizzen run ", 125)] {
+            let run = format!("cd /scratch; timeout -s KILL 10 {command}'{name}' true");
+            assert_told(&run_in_time(&cluster, &run), code, &message, hint);
+        }
+    }
+    // A scheme means the registry, whatever is here.
+    let registry = "cd /scratch; timeout -s KILL 10 srun --container=docker://localhost:1/busybox true";
+    assert_failed(
+        &run_in_time(&cluster, registry),
+        1,
+        "mizzen: --container: docker://localhost:1/busybox:latest: localhost:1: cannot connect",
+    );
+}
+
+/// As on NFS, a file has a temporary name there, and old ones are looked for.
+#[test]
+fn a_server_on_a_temporary_name_stops_no_import() {
+    let cluster = start("served-temporary", None);
+    let nfs = "mkdir /run/backing /scratch/nfs && chmod 1777 /run/backing && bindfs -o allow_other /run/backing /scratch/nfs && \
+               mkdir /scratch/nfs/.mizzen-tmp-dead /scratch/nfs/taken.sqsh && chown bob /scratch/nfs/*.sqsh /scratch/nfs/.mizzen*";
+    assert_out(&cluster.run_on("ctl", User::Root, nfs), 0, "");
+    let mount = "mkdir -p ~/stopped && for p in .mizzen-tmp-dead taken.sqsh; do \
+                 bindfs -o allow_other,attr_timeout=0,entry_timeout=0 ~/stopped /scratch/nfs/$p || exit; done && pkill -STOP -u bob -x bindfs";
+    assert_out(&cluster.run_on("ctl", User::Bob, mount), 0, "");
+    let import = "mkdir -p tree/bin; timeout -s KILL 10 mizzen import -q -o /scratch/nfs/out.sqsh tree && ls -s /scratch/nfs/out.sqsh | wc -l";
+    assert_out(&run_in_time(&cluster, import), 0, "1\n");
+    let save = "timeout -s KILL 10 mizzen run --save /scratch/nfs/saved.sqsh /shared/a.sqsh cat /image";
+    assert_out(&run_in_time(&cluster, save), 0, "a\n");
+    let taken = "timeout -s KILL 10 mizzen import -o /scratch/nfs/taken.sqsh tree";
+    assert_told(
+        &run_in_time(&cluster, taken),
+        1,
+        "/scratch/nfs/taken.sqsh is not safe from other users: /scratch/nfs/taken.sqsh lies on a file system that uid 2002 serves",
+        HINT,
+    );
+}
+
 #[test]
 fn an_environment_file_that_another_user_serves_is_not_ones_own() {
     let cluster = start("served-environment", None);

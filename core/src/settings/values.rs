@@ -1,5 +1,6 @@
 //! The types of settings, each with how it is written: in an option, a variable, a request and mizzen.toml.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -83,7 +84,8 @@ impl Value for Vec<MountOption> {
     }
 
     fn within(self, mut outer: Self) -> Self {
-        outer.retain(|mount| self.iter().all(|own| own.target != mount.target));
+        let own: HashSet<&Path> = self.iter().map(|mount| mount.target.as_path()).collect();
+        outer.retain(|mount| !own.contains(mount.target.as_path()));
         outer.extend(self);
         outer
     }
@@ -111,10 +113,13 @@ impl Value for Vec<EnvOption> {
 
     /// Of one variable the last value holds, so that the order of different ones does not count.
     fn add(&mut self, more: Self) {
-        for variable in more {
-            self.retain(|known| known.name() != variable.name());
-            self.push(variable);
-        }
+        self.extend(more);
+        let mut named = HashSet::new();
+        let mut last: Vec<EnvOption> = std::mem::take(self);
+        last.reverse();
+        last.retain(|variable| named.insert(variable.name().to_owned()));
+        last.reverse();
+        *self = last;
     }
 
     fn within(self, mut outer: Self) -> Self {

@@ -92,7 +92,8 @@ impl Document {
             Failure::new(format!("{file}:{line}: {cause}")).hint("environment files are TOML")
         })?;
         let table = table.into_inner();
-        let mut reader = Reader { text, file, expander };
+        let newlines = text.match_indices('\n').map(|(offset, _)| offset).collect();
+        let mut reader = Reader { newlines, file, expander };
         let mut document = Document::default();
         for (key, value) in table {
             let name: &str = key.get_ref();
@@ -138,14 +139,16 @@ fn unknown_key(name: &str) -> Failure {
 }
 
 struct Reader<'a, 'e> {
-    text: &'a str,
+    /// Where lines end: counting them for every value would take the square of a file's length.
+    newlines: Vec<usize>,
     file: String,
     expander: &'a mut Expander<'e>,
 }
 
 impl Reader<'_, '_> {
     fn place(&self, offset: usize) -> Place {
-        Place { file: self.file.clone(), line: line_at(self.text, offset) }
+        let line = 1 + self.newlines.partition_point(|newline| *newline < offset);
+        Place { file: self.file.clone(), line }
     }
 
     fn wrong(&self, key: &str, value: &Spanned<DeValue>, expected: &str) -> Failure {
@@ -275,7 +278,10 @@ fn shown(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
+    use std::time::{Duration, Instant};
 
+    use super::super::Loaded;
+    use super::super::container::describe;
     use super::*;
 
     fn parse(text: &str) -> Result<Document, Failure> {
@@ -354,6 +360,23 @@ mod tests {
                 "{text:?}: {failure:?}"
             );
         }
+    }
+
+    /// The square of the entries would take a minute and more.
+    #[test]
+    fn a_file_of_many_entries_is_read_in_good_time() {
+        let begin = Instant::now();
+        let lines = |from: &str, count: usize| -> String {
+            (0..count).map(|number| from.replace('#', &number.to_string())).collect()
+        };
+        let variables = parse(&format!("[env]\n{}", lines("V#='#'\n", 60_000))).unwrap();
+        assert_eq!(variables.env["V59999"].place.line, 60_001);
+        let hooks =
+            parse(&format!("[annotations]\n{}", lines("com.hooks.x#.enabled='true'\n", 25_000))).unwrap();
+        assert_eq!(hooks.annotations["com.hooks.x24999.enabled"].place.line, 25_001);
+        let loaded = Loaded { document: variables, files: Vec::new() };
+        assert_eq!(describe(&loaded).unwrap().settings.environment.map(|found| found.len()), Some(60_000));
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     }
 
     #[test]

@@ -121,7 +121,9 @@ fn stale(parent: BorrowedFd, name: &OsStr) -> Option<OwnedFd> {
     }
     // Everybody can make such names.
     let found = open_on_same_mount(parent, name).ok()?;
-    if fstat(&found).ok()?.st_uid != geteuid().as_raw() {
+    let stat = fstat(&found).ok()?;
+    // Whoever can write to a directory of the user's can mark it and move it here. Ours were never open to others.
+    if stat.st_uid != geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
         return None;
     }
     let directory = open_directory(found.as_fd(), OsStr::new(".")).ok()?;
@@ -161,6 +163,22 @@ mod tests {
         // Neither is a link taken for a directory of ours.
         std::os::unix::fs::symlink(&kept, base.join("mizzen-abcdef")).unwrap();
         assert!(stale(parent.as_fd(), OsStr::new("mizzen-abcdef")).is_none());
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_could_mark_is_not_taken_for_ours() {
+        let base = mkdtemp(&std::env::temp_dir().join("changes-XXXXXX")).unwrap();
+        let name = OsStr::new("mizzen-abcdef");
+        let moved = base.join(name);
+        fs::create_dir(&moved).unwrap();
+        setxattr(&moved, MARK, b"", XattrFlags::empty()).unwrap();
+        let parent = open(&base, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        for (mode, is_ours) in [(0o777, false), (0o770, false), (0o702, false), (0o750, false), (0o700, true)]
+        {
+            chmod(&moved, Mode::from_raw_mode(mode)).unwrap();
+            assert_eq!(stale(parent.as_fd(), name).is_some(), is_ours, "{mode:o}");
+        }
         fs::remove_dir_all(base).unwrap();
     }
 

@@ -8,9 +8,7 @@ use mizzen_core::Failure;
 use mizzen_core::failure::cause;
 use mizzen_core::mountinfo::open_on_same_mount;
 use nix::unistd::geteuid;
-use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, chmod, fstat, mkdirat, openat, statat, unlinkat,
-};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmod, fstat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 
 use super::cache::describe;
@@ -20,6 +18,8 @@ use crate::image::shown;
 const NAMES: u32 = 16;
 /// Among so many entries a name that nobody could foresee is found again: others can make any number of them.
 const ENTRIES: usize = 100_000;
+/// As many directories are looked at that have such a name. Each is opened to learn whose it is.
+const CANDIDATES: usize = 1_000;
 /// How often a name is drawn before somebody else has it.
 const DRAWS: u32 = 4;
 /// For others to make theirs, who have seen none before.
@@ -44,7 +44,7 @@ pub fn open(directory: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
     // All names that can be foreseen are others'.
     let all = open_all(directory)?;
     // One that could not be found again would be made at every start.
-    if list(&all).is_err() {
+    if unforeseen_in(&all).is_none_or(|found| found.are_too_many) {
         return Err(taken.or_hint(hint()));
     }
     for _ in 0..DRAWS {
@@ -54,7 +54,7 @@ pub fn open(directory: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
         }
         // Other processes of the user's may do the same at this moment: all take the same one then.
         std::thread::sleep(SETTLING);
-        for found in unforeseen_in(&all) {
+        for found in unforeseen_in(&all).map(|found| found.own).unwrap_or_default() {
             if let Own::Opened(own) = open_own(&all, directory, &found, false)? {
                 if found != name {
                     // Unless somebody uses it already.
@@ -114,7 +114,7 @@ fn look(
     if taken.is_none() && is_free {
         return Ok(None);
     }
-    for name in unforeseen_in(&all) {
+    for name in unforeseen_in(&all).map(|found| found.own).unwrap_or_default() {
         if let Own::Opened(dir) = open_own(&all, directory, &name, false)? {
             return Ok(Some((dir, directory.join(name))));
         }
@@ -134,21 +134,32 @@ fn list(all: &OwnedFd) -> rustix::io::Result<Dir> {
     openat(all, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(Dir::new)
 }
 
-/// The names in it that were drawn for this user. Of several, which processes have made at the same time, all take the same.
-fn unforeseen_in(all: &OwnedFd) -> Vec<String> {
+/// Names that somebody has drawn for this user.
+struct Unforeseen {
+    /// Those of the user's own directories. Of several, which processes have made at the same time, all take the same.
+    own: Vec<String>,
+    /// There are more than were looked at.
+    are_too_many: bool,
+}
+
+/// Looks for such names; None where the directory cannot be listed. Others can make them once they have seen one, or mount
+/// something on theirs: nothing is asked of that.
+fn unforeseen_in(all: &OwnedFd) -> Option<Unforeseen> {
     let prefix = unforeseen();
-    let Ok(entries) = list(all) else { return Vec::new() };
-    let own = |name: &str| {
-        let found = statat(all, name, AtFlags::SYMLINK_NOFOLLOW);
-        found.is_ok_and(|found| found.st_uid == geteuid().as_raw())
+    let is_own = |name: &str| {
+        let found = open_on_same_mount(all.as_fd(), name.as_ref()).ok();
+        found.and_then(|found| fstat(found).ok()).is_some_and(|found| found.st_uid == geteuid().as_raw())
     };
-    let names = entries
+    let mut names = list(all)
+        .ok()?
         .take(ENTRIES)
         .flatten()
-        .filter_map(|entry| entry.file_name().to_str().map(str::to_owned).ok());
-    let mut names: Vec<String> = names.filter(|name| name.starts_with(&prefix) && own(name)).collect();
-    names.sort_unstable();
-    names
+        .filter(|entry| [FileType::Directory, FileType::Unknown].contains(&entry.file_type()))
+        .filter_map(|entry| entry.file_name().to_str().map(str::to_owned).ok())
+        .filter(|name| name.starts_with(&prefix));
+    let mut own: Vec<String> = names.by_ref().take(CANDIDATES).filter(|name| is_own(name)).collect();
+    own.sort_unstable();
+    Some(Unforeseen { own, are_too_many: names.next().is_some() })
 }
 
 /// What there is under a name that a user's directory may have.
