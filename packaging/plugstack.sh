@@ -28,6 +28,18 @@ is_shared() {
     [ "$(stat -c %d "$slurm/")" != "$(stat -c %d "${slurm%/*}/")" ]
 }
 
+# Makes a file beside the one that it will replace. A link under a name that can be foreseen could lead anywhere.
+make_new() {
+    new=$(mktemp "$1.XXXXXXXXXX")
+    trap 'rm -f "$new"' EXIT
+}
+
+# Puts it there.
+replace() {
+    chmod 644 "$new"
+    mv -T "$new" "$1"
+}
+
 enable() {
     if [ -e "$line" ]; then
         return
@@ -38,14 +50,15 @@ enable() {
         return
     fi
     mkdir -p "${line%/*}"
+    make_new "$line"
     if [ -e "$line.removed" ]; then
         # What was kept may lack the line: an administrator, or Ansible, has taken it out before the package went.
-        sed -e '$a\' "$line.removed" > "$line.new"
-        grep -Eq "$pattern" "$line.new" || grep -E "$pattern" "$pristine" >> "$line.new"
+        sed -e '$a\' "$line.removed" > "$new"
+        grep -Eq "$pattern" "$new" || grep -E "$pattern" "$pristine" >> "$new"
     else
-        cp "$pristine" "$line.new"
+        cp "$pristine" "$new"
     fi
-    mv -T "$line.new" "$line"
+    replace "$line"
     rm -f "$line.removed"
     include_the_line
     if [ ! -e "$slurm/slurm.conf" ]; then
@@ -64,8 +77,9 @@ include_the_line() {
         say "$plugstack, which Slurm's package brings, was removed here; make it again with this line: $include"
     else
         # The text of Debian's package of Slurm, to the letter, so that dpkg has nothing to ask when that is installed later.
-        printf '%s\n' "$include" > "$plugstack.new"
-        mv -T "$plugstack.new" "$plugstack"
+        make_new "$plugstack"
+        printf '%s\n' "$include" > "$new"
+        replace "$plugstack"
         say "made $plugstack, which includes $line"
     fi
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use mizzen_tests::check::assert_out;
 use mizzen_tests::documents::{Block, Page, matches};
 use mizzen_tests::examples::Example;
 use mizzen_tests::images::{ImageTree, mpi, mpi_rootfs};
@@ -184,6 +185,74 @@ fn the_picture_shows_what_is_printed_today() {
         comparable(now),
         "docs/run.svg is made by `cargo run -p mizzen-tests -- record`"
     );
+}
+
+/// A file that a page has its readers write.
+fn file_of(path: &str, name: &str) -> String {
+    let blocks = Page::read(path).unwrap().blocks().unwrap();
+    blocks.into_iter().find(|block| block.value("file") == Some(name)).unwrap().text
+}
+
+/// What root's prolog does gives users no file that they have put in the way of it.
+#[test]
+fn the_prologs_folders_follow_no_link() {
+    let cluster = Cluster::start(Spec { nodes: 1, ..Cluster::spec("documents-prolog") }).unwrap();
+    let lines = file_of("docs/admins.md", "mizzen-folder");
+    let prolog = format!("#!/bin/sh -eu\numask 022\n{lines}");
+    cluster.share("prolog", prolog.as_bytes()).unwrap();
+    let root = |script: &str| cluster.run_on("node1", User::Root, script);
+    let run = "SLURM_JOB_USER=alice SLURM_JOB_UID=2001 sh -eu /shared/prolog";
+    let shown = "stat -c '%U %a' /var/lib/mizzen/users /var/lib/mizzen/users/mizzen-2001";
+    // Twice, as for any job after the first.
+    assert_out(&root(&format!("{run} && {run} && {shown}")), 0, "root 755\nalice 700\n");
+    let used = "echo 'stage_directory = \"/var/lib/mizzen/users\"' > /etc/mizzen/mizzen.d/folder.toml";
+    assert_eq!(root(&format!("mkdir -p /etc/mizzen/mizzen.d && {used}")).code, 0);
+    let listed = cluster.run_on(
+        "node1",
+        User::Alice,
+        "touch /var/lib/mizzen/users/mizzen-2001/x && mizzen cache list",
+    );
+    assert_eq!(listed.code, 0, "{}", listed.text());
+    // Even where users can make names: a link of theirs, and a folder of somebody else's.
+    let open =
+        "rm -rf /var/lib/mizzen/users && mkdir -m 1733 /var/lib/mizzen/users && mkdir -m 700 /precious";
+    assert_eq!(root(open).code, 0);
+    for (plant, expected) in [
+        ("ln -s /precious /var/lib/mizzen/users/mizzen-2001", "bob symbolic link\n"),
+        ("mkdir /var/lib/mizzen/users/mizzen-2001", "bob directory\n"),
+    ] {
+        assert_out(&cluster.run_on("node1", User::Bob, plant), 0, "");
+        let found = root(&format!("{run} && stat -c '%U %F' /var/lib/mizzen/users/mizzen-2001"));
+        assert_out(&found, 0, expected);
+        assert_out(
+            &root("stat -c '%U %a' /precious; rm -r /var/lib/mizzen/users/mizzen-2001"),
+            0,
+            "root 700\n",
+        );
+    }
+}
+
+/// A node is drained for what `mizzen doctor` has found, not where it could not run.
+#[test]
+fn the_health_check_drains_for_a_verdict_only() {
+    let cluster = Cluster::start(Spec { nodes: 1, ..Cluster::spec("documents-health") }).unwrap();
+    cluster.share("health", file_of("docs/admins.md", "mizzen-health").as_bytes()).unwrap();
+    // One doctor after another, in place of the installed one.
+    let check = |doctor: &str| {
+        let doctor = doctor.replace('\'', r"'\''");
+        let script = format!(
+            "printf '#!/bin/sh\\n%s\\n' '{doctor}' > /tmp/doctor; chmod 755 /tmp/doctor; \
+             sed s,/usr/bin/mizzen,/tmp/doctor, /shared/health > /tmp/health; \
+             SLURMD_NODENAME=node1 sh /tmp/health 2>/dev/null; code=$?; sinfo -hN -o '%T %E'; exit $code"
+        );
+        cluster.run_on("node1", User::Root, &script)
+    };
+    assert_out(&check("exit 0"), 0, "idle none\n");
+    assert_out(&check("kill -KILL $$"), 137, "idle none\n");
+    assert_out(&check("exit 125"), 125, "idle none\n");
+    assert_out(&check("exit 1"), 1, "idle none\n");
+    let verdict = "echo 'FAILED  user namespaces:  off'; exit 1";
+    assert_out(&check(verdict), 1, "drained mizzen doctor: FAILED user namespaces: off\n");
 }
 
 #[test]

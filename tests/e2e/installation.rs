@@ -204,6 +204,33 @@ fn packages_of_an_archive_name_the_commit() {
     assert!(!refused.status.success() && said.starts_with(message), "{said}");
 }
 
+/// Where users can make names in Slurm's directory, root writes through no link of theirs.
+#[test]
+fn the_plugins_line_is_written_through_no_link() {
+    let there = Destination::new("links");
+    there.makes("install");
+    fs::remove_file(there.0.join(LINE)).unwrap();
+    let precious = there.0.join("precious");
+    fs::write(&precious, "precious\n").unwrap();
+    for name in [LINE, "etc/slurm/plugstack.conf"] {
+        symlink(&precious, there.0.join(format!("{name}.new"))).unwrap();
+    }
+    let script = there.0.join("usr/lib/mizzen/plugstack");
+    run_tool(Command::new("sh").arg(script).arg("enable").env("DESTDIR", &there.0)).unwrap();
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious\n");
+    for (name, text) in [
+        (LINE, "required /usr/lib/mizzen/spank_mizzen.so\n"),
+        ("etc/slurm/plugstack.conf", "include /etc/slurm/plugstack.conf.d/*.conf\n"),
+    ] {
+        let made = there.0.join(name);
+        assert!(fs::read_to_string(&made).unwrap().ends_with(text), "{name}");
+        assert_eq!(fs::metadata(&made).unwrap().mode() & 0o7777, 0o644, "{name}");
+    }
+    let left: Vec<String> = there.files().into_iter().filter(|name| name.starts_with("etc/slurm/")).collect();
+    let links = [LINE, "etc/slurm/plugstack.conf"].map(|name| [name.to_owned(), format!("{name}.new")]);
+    assert_eq!(BTreeSet::from_iter(left), BTreeSet::from_iter(links.concat()));
+}
+
 /// Every POSIX shell runs what packages run: Debian's and Ubuntu's is dash.
 #[test]
 fn maintainer_scripts_are_for_any_shell() {

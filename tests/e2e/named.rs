@@ -833,8 +833,17 @@ fn names_that_others_have_taken_cost_no_container() {
         &run("true"),
         125,
         "mizzen: /disk/mizzen-2001: belongs to uid 2002, not to you",
-        "an administrator can put yours there: rm -rf /disk/mizzen-2001 && install -d -m 700 -o 2001 /disk/mizzen-2001",
+        "an administrator can put yours there: rm -rf /disk/mizzen-2001 && mkdir -m 700 /disk/mizzen-2001 && chown -h 2001 /disk/mizzen-2001",
     );
+    // What the hint says follows no link that has been put there in between, and what it makes is used.
+    let made = "mkdir -m 700 /disk/mizzen-2001 && chown -h 2001 /disk/mizzen-2001";
+    let root = |script: &str| cluster.run_on("node1", User::Root, script);
+    assert_eq!(root("rm -rf /disk/mizzen-2001; mkdir -m 700 /precious").code, 0);
+    assert_eq!(cluster.run_on("node1", User::Bob, "ln -s /precious /disk/mizzen-2001").code, 0);
+    assert_ne!(root(made).code, 0);
+    assert_out(&root("stat -c %u /precious; rm /disk/mizzen-2001"), 0, "0\n");
+    assert_eq!(root(made).code, 0);
+    assert_out(&run("true"), 0, "");
 }
 
 /// What a step asks for that enters a container holds, or the user is told that it does not.

@@ -360,6 +360,81 @@ squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
     }
 }
 
+/// The node has a /data of bob's where the container has its own: what has no file on one of the sides is no way to it either.
+#[test]
+fn a_directory_of_another_users_outside_is_not_used() {
+    let cluster = start("command-directories");
+    let image = ImageTree::busybox().unwrap();
+    for program in ["data/prog", "nodes/prog"] {
+        image.program(program, "#!/bin/sh\necho own\n").unwrap();
+    }
+    cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
+    let root = "mkdir -m 755 /data; chown bob /data; mkdir -m 1777 /open; mkdir -m 755 /nodes";
+    assert_out(&cluster.run_on("node1", User::Root, root), 0, "");
+    let bob = "cd /data; ln -s /home/alice/made out; ln -s /home/alice/victim script; ln -s /home/alice/made /open/out; \
+               for job in $(seq 100); do ln -s /home/alice/made slurm-$job.out; done; echo PATH=/data > envf; \
+               printf '#!/bin/sh\\necho of bob\\n' > prog; chmod 755 prog; mkdir proj";
+    assert_out(&cluster.run_on("node1", User::Bob, bob), 0, "");
+    let done = batch(
+        &cluster,
+        r#"
+exec 2>&1; echo precious > victim
+printf '#!/bin/sh\npwd\n./prog\n' > job2.sh; chmod 755 job2.sh
+refused() { "$@" 2>&1 | grep -v hint; }
+refused sbatch --container=none -o /data/out --wrap true; refused sbatch --error=/data/%j.err --wrap true
+refused srun --container=none --output /data/new true; refused sbatch -o /data/proj/%x/out --wrap true
+refused scontrol write batch_script $SLURM_JOB_ID /data/script; refused sbatch --output=/open/out --wrap true
+refused scontrol write batch_script $SLURM_JOB_ID /data/new
+for words in "-D /data" --chdir=/data "--chd /data" "-D/data"; do refused sbatch --container=none $words $HOME/job2.sh; done
+refused srun --container=none -D /data sh -c ./prog
+SLURM_WORKING_DIR=/data refused srun --container=none sh -c ./prog; SLURM_REMOTE_CWD=/data refused srun true
+refused salloc -Q -D /data --container=none true; refused scontrol update JobId=$SLURM_JOB_ID WorkDir=/data
+refused sbatch --export-file=/data/envf --wrap true; refused srun --container-save=/data/x.sqsh true
+# Nobody else's, and what is the node's.
+show() { sbatch --quiet --wait --ntasks=1 "$@" || echo "code $?"; }
+show -o $HOME/nested-%j --wrap true; ls nested-* | wc -l
+show -o /dev/null --wrap true; show --container=none -D / -o $HOME/nested --wrap pwd; cat nested
+show --container=none -D /nodes -o $HOME/nested --wrap pwd; cat nested; show -o /dev/null --container-mounts=/data/envf:/e --wrap true
+srun -Q --overlap -n1 --container=none --input=/dev/null -D $HOME pwd
+cat victim; ls made
+"#,
+    );
+    let unsafe_place = |name: &str, place: &str| {
+        format!(
+            "{name} is taken from outside the container, and {place} is not safe from other users: {place} belongs to uid 2002"
+        )
+    };
+    let refused = |command: &str, why: &str| format!("mizzen: {command}: {why}\n");
+    let outputs = [("sbatch", "/data/out"), ("sbatch", "/data/%j.err"), ("srun", "/data/new")];
+    let directory = "/data is another directory outside the container, where this command runs";
+    let expected = [
+        outputs.map(|(command, name)| refused(command, &unsafe_place(name, "/data"))).concat(),
+        refused(
+            "sbatch",
+            &unsafe_place("/data/proj/%x/out", "/data/proj").replace("/data/proj belongs", "/data belongs"),
+        ),
+        refused(
+            "scontrol",
+            &unsafe_place("/data/script", "/data/script").replace("/data/script belongs", "/data belongs"),
+        ),
+        refused("sbatch", "/open/out is found by another user's link outside: /open/out"),
+        refused("scontrol", &unsafe_place("/data/new", "/data")),
+        refused("sbatch", directory).repeat(4),
+        refused("srun", directory).repeat(3),
+        refused("salloc", &format!("/data {OTHER_DIRECTORY}")),
+        refused("scontrol", directory),
+        refused(
+            "sbatch",
+            &unsafe_place("/data/envf", "/data/envf").replace("/data/envf belongs", "/data belongs"),
+        ),
+        refused("srun", &unsafe_place("/data/x.sqsh", "/data")),
+        "1\n/\n/nodes\n/home/alice\nprecious\n".to_owned(),
+    ];
+    let expected = expected.concat() + "ls: made: No such file or directory\n";
+    assert_out(&done, 1, &expected);
+    assert_nothing_left(&cluster);
+}
+
 /// A variable that the job has come with is the node's; the same path in another one is not.
 #[test]
 fn a_path_of_the_job_is_no_excuse_for_another_variable() {

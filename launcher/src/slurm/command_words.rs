@@ -35,6 +35,10 @@ pub enum FileWord<'a> {
     Image(&'a OsStr),
     /// Where output goes.
     Output(&'a OsStr),
+    /// Where the command, or the job, begins.
+    Directory(&'a OsStr),
+    /// The value of another option of ours: sources of mounts are the node's.
+    Container(&'a OsStr),
     /// Some other word.
     Value(&'a OsStr),
 }
@@ -73,6 +77,10 @@ enum NextWord {
     Image,
     /// Its value, which names a file for output.
     Output,
+    /// Its value, which is a directory.
+    Directory,
+    /// Its value, which is for a container.
+    Container,
     /// Its value, which is a command and names no file.
     Command,
     /// Something else.
@@ -109,6 +117,8 @@ impl<'a> Words<'a, '_> {
                 NextWord::Value => self.value(value),
                 NextWord::Image => self.found.push(FileWord::Image(value)),
                 NextWord::Output => self.found.push(FileWord::Output(value)),
+                NextWord::Directory => self.found.push(FileWord::Directory(value)),
+                NextWord::Container => self.found.push(FileWord::Container(value)),
             }
         }
         Ok(None)
@@ -127,24 +137,30 @@ impl<'a> Words<'a, '_> {
         // A command of the new job, and no file of this one.
         let is_command = name.len() > 1 && means("wrap");
         let is_image = name.starts_with(b"container") && means("container-image");
-        let is_output = name.len() > 1 && ["output", "error"].into_iter().any(means);
-        Ok(match value {
-            Some(_) if is_command => NextWord::Other,
-            Some(value) => {
-                let value = OsStr::from_bytes(value);
-                self.found.push(match (is_image, is_output) {
-                    (true, _) => FileWord::Image(value),
-                    (_, true) => FileWord::Output(value),
-                    _ => FileWord::Value(value),
-                });
-                NextWord::Other
-            }
-            None if is_command => NextWord::Command,
-            None if is_image => NextWord::Image,
-            None if is_output => NextWord::Output,
-            None if self.is_flag(name)? => NextWord::Other,
-            None => NextWord::Value,
-        })
+        let is_ours = name.starts_with(b"container-");
+        let is_output = (name.len() > 1 && ["output", "error"].into_iter().any(means))
+            || (is_ours && name.len() > "container-".len() && means("container-save"));
+        let kind = match () {
+            () if is_command => NextWord::Command,
+            () if is_image => NextWord::Image,
+            () if is_output => NextWord::Output,
+            () if means("chdir") => NextWord::Directory,
+            () if is_ours => NextWord::Container,
+            () => NextWord::Value,
+        };
+        let Some(value) = value.map(OsStr::from_bytes) else {
+            let is_value = matches!(kind, NextWord::Value | NextWord::Container);
+            return Ok(if is_value && self.is_flag(name)? { NextWord::Other } else { kind });
+        };
+        match kind {
+            NextWord::Command | NextWord::Other => {}
+            NextWord::Image => self.found.push(FileWord::Image(value)),
+            NextWord::Output => self.found.push(FileWord::Output(value)),
+            NextWord::Directory => self.found.push(FileWord::Directory(value)),
+            NextWord::Container => self.found.push(FileWord::Container(value)),
+            NextWord::Value => self.found.push(FileWord::Value(value)),
+        }
+        Ok(NextWord::Other)
     }
 
     /// Whether no word belongs to this option.
@@ -179,12 +195,16 @@ impl<'a> Words<'a, '_> {
                 continue;
             }
             let rest = OsStr::from_bytes(rest);
-            let is_output = matches!(letter, 'o' | 'e');
-            if !rest.is_empty() {
-                self.found.push(if is_output { FileWord::Output(rest) } else { FileWord::Value(rest) });
-                return NextWord::Other;
+            let (found, next) = match letter {
+                'o' | 'e' => (FileWord::Output(rest), NextWord::Output),
+                'D' => (FileWord::Directory(rest), NextWord::Directory),
+                _ => (FileWord::Value(rest), NextWord::Value),
+            };
+            if rest.is_empty() {
+                return next;
             }
-            return if is_output { NextWord::Output } else { NextWord::Value };
+            self.found.push(found);
+            return NextWord::Other;
         }
         NextWord::Other
     }
@@ -193,7 +213,11 @@ impl<'a> Words<'a, '_> {
     fn value(&mut self, word: &'a OsStr) {
         self.file(word);
         if let Some(equals) = word.as_bytes().iter().position(|byte| *byte == b'=') {
-            self.file(OsStr::from_bytes(&word.as_bytes()[equals + 1..]));
+            let (key, value) =
+                (&word.as_bytes()[..equals], OsStr::from_bytes(&word.as_bytes()[equals + 1..]));
+            // scontrol takes its keys in any case, and beginnings of them.
+            let is_directory = key.len() > 1 && b"workdir".starts_with(&key.to_ascii_lowercase());
+            self.found.push(if is_directory { FileWord::Directory(value) } else { FileWord::Value(value) });
         }
     }
 
@@ -218,6 +242,8 @@ mod tests {
         let shown = words.into_iter().filter_map(|word| match word {
             FileWord::Program(name) => Some(format!("!{}", name.display())),
             FileWord::Output(name) => Some(format!(">{}", name.display())),
+            FileWord::Directory(name) => Some(format!("{}/", name.display())),
+            FileWord::Container(_) => None,
             FileWord::Image(name) | FileWord::Value(name) => {
                 (!name.is_empty()).then(|| name.display().to_string())
             }
@@ -232,6 +258,9 @@ mod tests {
             ("sbatch -p debug -n2 --hold -HQ ./job.sh -n 3 x", "debug 2 !./job.sh"),
             ("sbatch --export-file=/e --input /i -o/o -- job.sh x", "/e /i >/o !job.sh"),
             ("sbatch --err=/a --output /b -e /c -o /d job.sh", ">/a >/b >/c >/d !job.sh"),
+            ("sbatch -D/d --chdir=/e -D /f --chd /g job.sh", "/d/ /e/ /f/ /g/ !job.sh"),
+            ("srun --container-mounts /x:/y --container-save=/s --container-mounts=/z prog", ">/s"),
+            ("scontrol update JobId=1 WorkDir=/d", "update JobId=1 1 WorkDir=/d /d/"),
             ("sbatch --wait -W job.sh", "!job.sh"),
             ("sbatch --wrap /bin/true", ""),
             ("sbatch --wrap=/bin/true -n 2", "2"),

@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
@@ -34,6 +34,10 @@ const IMAGE_VARIABLES: [&str; 6] = [
     variables::IMAGE,
     variables::IMAGE_TOO,
 ];
+/// Tells where the job was submitted, and is no option.
+const SUBMIT_DIRECTORY: &str = "SLURM_SUBMIT_DIR";
+/// Stands for `--container-save`, a file that is made.
+const SAVE_VARIABLE: &str = "MIZZEN_CONTAINER_SAVE";
 /// Are srun's `--chdir`.
 const WORKING_DIRECTORIES: [&str; 2] = ["SLURM_WORKING_DIR", "SLURM_REMOTE_CWD"];
 /// Have srun read its program, as `--bcast` and `--multi-prog` do.
@@ -80,18 +84,21 @@ pub enum Role {
     Variable,
     /// Output goes there.
     Output,
-    /// A word that may be a directory in which the command looks for its program (`--chdir`).
+    /// A word that may be a directory in which the command looks for its program.
     Directory,
+    /// Where the command or the job begins (`--chdir`), and where files without a directory of their own are.
+    WorkingDirectory,
 }
 
 /// The roles' names on the wire.
-const ROLES: [(Role, &str); 6] = [
+const ROLES: [(Role, &str); 7] = [
     (Role::Program, "program"),
     (Role::HostProgram, "command"),
     (Role::Value, "value"),
     (Role::Variable, "variable"),
     (Role::Output, "output"),
     (Role::Directory, "directory"),
+    (Role::WorkingDirectory, "cwd"),
 ];
 
 /// A file that a command names.
@@ -105,32 +112,30 @@ pub struct NamedFile {
     pub role: Role,
     /// What the caller has under that name.
     pub inside: Option<Inode>,
+    /// The directory in which the caller has it, or would.
+    pub parent: Option<Inode>,
 }
 
 impl NamedFile {
     /// As bytes for the wire.
     pub fn encode(&self) -> Vec<u8> {
         let role = ROLES.iter().find(|(role, _)| *role == self.role).map_or("", |(_, name)| name);
-        let head = format!("{role} {} ", Inode::encode(self.inside));
-        let variable = self.variable.as_ref().map(|name| [name.as_bytes(), b"="].concat());
-        [head.as_bytes(), &variable.unwrap_or_default(), self.name.as_bytes()].concat()
+        let head = format!("{role} {} {} ", Inode::encode(self.inside), Inode::encode(self.parent));
+        let variable = self.variable.as_ref().map_or(&b""[..], |name| name.as_bytes());
+        [head.as_bytes(), variable, b"=", self.name.as_bytes()].concat()
     }
 
     /// From those bytes; None if they are none.
     pub fn decode(bytes: &[u8]) -> Option<NamedFile> {
-        let mut parts = bytes.splitn(3, |byte| *byte == b' ');
+        let mut parts = bytes.splitn(4, |byte| *byte == b' ');
         let role = parts.next()?;
         let (role, _) = ROLES.iter().find(|(_, name)| name.as_bytes() == role)?;
-        let inside = Inode::decode(parts.next()?)?;
-        let (rest, text) = (parts.next()?, |bytes: &[u8]| OsString::from_vec(bytes.to_vec()));
-        let (variable, name) = match role {
-            Role::Variable => {
-                let sign = rest.iter().position(|byte| *byte == b'=')?;
-                (Some(text(&rest[..sign])), text(&rest[sign + 1..]))
-            }
-            _ => (None, text(rest)),
-        };
-        Some(NamedFile { name, variable, role: *role, inside })
+        let (inside, parent) = (Inode::decode(parts.next()?)?, Inode::decode(parts.next()?)?);
+        let rest = parts.next()?;
+        let sign = rest.iter().position(|byte| *byte == b'=')?;
+        let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+        let variable = (sign > 0).then(|| text(&rest[..sign]));
+        Some(NamedFile { name: text(&rest[sign + 1..]), variable, role: *role, inside, parent })
     }
 }
 
@@ -149,21 +154,47 @@ pub fn named_files(
         let (name, role) = match word {
             FileWord::Program(name) => (name, program),
             FileWord::Output(name) => (name, Role::Output),
-            FileWord::Image(name) | FileWord::Value(name) => (name, Role::Value),
+            FileWord::Directory(name) => return Some(directory(name, Role::WorkingDirectory)),
+            FileWord::Image(name) | FileWord::Container(name) | FileWord::Value(name) => (name, Role::Value),
         };
-        named_file(name, role, matches!(word, FileWord::Image(_)))
+        let is_image = matches!(word, FileWord::Image(_));
+        named_file(name, role, is_image, is_image || matches!(word, FileWord::Container(_)))
     });
     // Which of them name files, each release of Slurm says anew.
     let is_option = |name: &OsStr| {
         OPTION_VARIABLES.iter().any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()))
             && !belongs_to_one_side(name)
             && name != HOST_VARIABLE
+            && name != SUBMIT_DIRECTORY
     };
     let variables = environment.iter().filter(|(name, _)| is_option(name)).filter_map(|(name, value)| {
-        let file = named_file(value, Role::Variable, IMAGE_VARIABLES.iter().any(|image| name == image))?;
+        let is_directory = value.as_bytes().contains(&b'/')
+            && [&b"_DIR"[..], b"_CWD"].into_iter().any(|end| name.as_bytes().ends_with(end));
+        let is_image = IMAGE_VARIABLES.iter().any(|image| name == image);
+        let is_ours = name.as_bytes().starts_with(b"MIZZEN_") && name != SAVE_VARIABLE;
+        let file = match is_directory {
+            true => directory(value, Role::WorkingDirectory),
+            false => named_file(value, Role::Variable, is_image, is_image || is_ours)?,
+        };
         Some(NamedFile { variable: Some(name.clone()), ..file })
     });
-    Ok(words.chain(variables).chain(directories).collect())
+    Ok(directories.into_iter().chain(words).chain(variables).collect())
+}
+
+/// A name that may be a directory's.
+fn directory(name: &OsStr, role: Role) -> NamedFile {
+    let inside = fs::metadata(name).ok().filter(Metadata::is_dir).as_ref().map(Inode::of);
+    NamedFile { name: name.to_owned(), variable: None, role, inside, parent: None }
+}
+
+/// The directory that a file is in, or would be. Slurm replaces what begins with %, so the one above that counts.
+fn parent_of(path: &Path) -> Option<PathBuf> {
+    let mut parent: PathBuf =
+        path.parent()?.components().take_while(|part| !part.as_os_str().as_bytes().contains(&b'%')).collect();
+    if parent.as_os_str().is_empty() {
+        parent.push(".");
+    }
+    Some(parent)
 }
 
 /// Where a program with a relative name may be looked for. Which option is `--chdir` need not be known: a directory that is the
@@ -175,20 +206,17 @@ fn directories<'a>(words: &[FileWord<'a>], variables: impl Iterator<Item = &'a O
         return Vec::new();
     }
     let values = words.iter().filter_map(|word| match word {
-        FileWord::Value(name) => Some(*name),
-        FileWord::Program(_) | FileWord::Image(_) | FileWord::Output(_) => None,
+        FileWord::Value(name) | FileWord::Directory(name) => Some(*name),
+        FileWord::Program(_) | FileWord::Image(_) | FileWord::Output(_) | FileWord::Container(_) => None,
     });
     let names = values.chain(variables.map(OsString::as_os_str)).filter(|name| !name.is_empty());
-    let directory = |name: &OsStr| {
-        let inside = fs::metadata(name).ok().filter(Metadata::is_dir).as_ref().map(Inode::of);
-        NamedFile { name: name.to_owned(), variable: None, role: Role::Directory, inside }
-    };
-    names.map(directory).collect()
+    names.map(|name| directory(name, Role::Directory)).collect()
 }
 
 /// None if there is nothing to compare. A name without a slash is looked up in the working directory, which the two sides have
-/// in common or the command is in another, and by sbatch and salloc in PATH as it is outside.
-fn named_file(name: &OsStr, role: Role, is_image: bool) -> Option<NamedFile> {
+/// in common or the command is in another, and by sbatch and salloc in PATH as it is outside. One that `may_be_nodes` is compared
+/// only if the caller has it too.
+fn named_file(name: &OsStr, role: Role, is_image: bool, may_be_nodes: bool) -> Option<NamedFile> {
     let is_program = matches!(role, Role::Program | Role::HostProgram);
     let has_slash = name.as_bytes().contains(&b'/');
     // Those are the command's own, and the same: it has the caller's standard streams.
@@ -200,9 +228,11 @@ fn named_file(name: &OsStr, role: Role, is_image: bool) -> Option<NamedFile> {
         found.is_file() || is_image || ((is_program || role == Role::Variable) && !found.is_dir())
     };
     let found = fs::metadata(name).ok().filter(may_be);
-    let counts = found.is_some() || (is_program && has_slash);
+    let counts = found.is_some() || (has_slash && !may_be_nodes);
     let inside = found.as_ref().map(Inode::of);
-    counts.then(|| NamedFile { name: name.to_owned(), variable: None, role, inside })
+    let parent = parent_of(Path::new(name)).and_then(|parent| fs::metadata(parent).ok());
+    let parent = parent.as_ref().map(Inode::of);
+    counts.then(|| NamedFile { name: name.to_owned(), variable: None, role, inside, parent })
 }
 
 /// Refuses a command that would read other files than its caller sees; `directory` is the command's, and `hosts` are the variables
@@ -224,7 +254,7 @@ impl NamedFile {
         self.refuse_served(&path)?;
         let outside = fs::metadata(&path).ok();
         match (self.inside, outside, self.role) {
-            (_, Some(outside), Role::Directory) if !outside.is_dir() => Ok(()),
+            (_, Some(outside), Role::Directory | Role::WorkingDirectory) if !outside.is_dir() => Ok(()),
             (Some(inside), Some(outside), _) if inside == Inode::of(&outside) => {
                 match foreign_link(&path, outside.uid()) {
                     Some(link) => {
@@ -239,17 +269,60 @@ impl NamedFile {
             (_, Some(_), Role::Directory) => Err(refusal(format!(
                 "{shown} is another directory outside the container, where this command would look for its program"
             ))),
+            // In one of root's, as in / or /usr, nobody else has put anything.
+            (_, Some(outside), Role::WorkingDirectory) => match check_only_users(&path, geteuid().as_raw()) {
+                Ok(()) if outside.mode() & 0o002 == 0 => Ok(()),
+                _ => Err(refusal(format!(
+                    "{shown} is another directory outside the container, where this command runs"
+                ))),
+            },
             // Somebody may put another there before the command looks, or have one on the node where it is looked for.
             (Some(_), None, Role::Program | Role::Value | Role::Variable) => {
                 Err(refusal(format!("{shown} is in the container only, and this command runs outside")))
             }
             // Nothing that the caller sees, but nobody else's to make either.
-            (_, Some(_), Role::HostProgram) | (None, Some(_), Role::Program) => {
-                check_only_users(&path, geteuid().as_raw()).map_err(|failure| {
-                    refusal(format!("{shown} is taken from outside the container, and {}", failure.message))
-                })
+            (_, Some(_), Role::HostProgram) | (None, Some(_), Role::Program) => self.refuse_unsafe(&path),
+            (None, Some(outside), Role::Value | Role::Variable | Role::Output) if outside.is_file() => {
+                self.refuse_unsafe(&path)
             }
-            _ => Ok(()),
+            // No option that names a directory, and no file either.
+            (None, Some(outside), Role::Value | Role::Variable) if outside.is_dir() => Ok(()),
+            (None, _, Role::Value | Role::Variable | Role::Output) | (Some(_), None, Role::Output) => {
+                self.check_parent(&path)
+            }
+            (None, None, Role::Program | Role::HostProgram)
+            | (Some(_), None, Role::HostProgram)
+            | (_, None, Role::Directory | Role::WorkingDirectory) => Ok(()),
+        }
+    }
+
+    /// Refuses what somebody else could have made, where only the outside has it.
+    fn refuse_unsafe(&self, path: &Path) -> Result<(), Failure> {
+        check_only_users(path, geteuid().as_raw()).map_err(|failure| {
+            let shown = quote(self.name.as_bytes());
+            refusal(format!("{shown} is taken from outside the container, and {}", failure.message))
+        })
+    }
+
+    /// Where there is no file outside, the command may make one, or find what somebody makes until then: in the directory that
+    /// the caller sees, or in one of the user's or root's. A link that leads nowhere is no file.
+    fn check_parent(&self, path: &Path) -> Result<(), Failure> {
+        let Some(parent) = parent_of(path) else { return Ok(()) };
+        let Ok(found) = fs::metadata(&parent) else { return Ok(()) };
+        if !found.is_dir() {
+            return Ok(());
+        }
+        let is_same = self.parent == Some(Inode::of(&found));
+        if !is_same {
+            self.refuse_unsafe(&parent)?;
+        }
+        let owner = if is_same { found.uid() } else { geteuid().as_raw() };
+        match foreign_link(path, owner) {
+            Some(link) => Err(refusal(format!(
+                "{} is found by another user's link outside: {link}",
+                quote(self.name.as_bytes())
+            ))),
+            None => Ok(()),
         }
     }
 
@@ -293,7 +366,7 @@ mod tests {
         for inside in [None, Some(Inode { device: 1, number: u64::MAX })] {
             for (role, _) in ROLES {
                 let variable = (role == Role::Variable).then(|| "SLURM PROLOG".into());
-                let file = NamedFile { name: name.clone(), variable, role, inside };
+                let file = NamedFile { name: name.clone(), variable, role, inside, parent: inside };
                 assert_eq!(NamedFile::decode(&file.encode()), Some(file));
             }
         }
@@ -301,11 +374,12 @@ mod tests {
             "",
             "program",
             "program -",
-            "other - x",
-            "value 1 x",
-            "value 1: x",
-            "value a:1 x",
-            "variable - x",
+            "program - -",
+            "other - - =x",
+            "value 1 - =x",
+            "value 1: - =x",
+            "value - a:1 =x",
+            "value - - x",
         ] {
             assert_eq!(NamedFile::decode(bytes.as_bytes()), None, "{bytes}");
         }
@@ -319,7 +393,8 @@ mod tests {
         [&one, &other].into_iter().for_each(|path| fs::write(path, "").unwrap());
         let inode = |path: &Path| Some(Inode::of(&fs::metadata(path).unwrap()));
         let check_variable = |variable: Option<&str>, name: &str, role: Role, inside: Option<Inode>| {
-            let file = NamedFile { name: name.into(), variable: variable.map(OsString::from), role, inside };
+            let variable = variable.map(OsString::from);
+            let file = NamedFile { name: name.into(), variable, role, inside, parent: None };
             let hosts = [("SLURM_PROLOG".into(), "other".into())];
             check(&[file], &top, &hosts).map_err(|failure| failure.message)
         };
@@ -362,8 +437,10 @@ mod tests {
         assert_eq!(names("sbatch", &["/no/such"]), "/no/such false, /etc/passwd true");
         assert_eq!(names("sbatch", &["no-such-file"]), "/etc/passwd true");
         assert_eq!(names("sbatch", &["/dev/stdin"]), "/etc/passwd true");
-        assert_eq!(names("sbatch", &["-D", "/etc", "j"]), "/etc/passwd true, /etc true");
-        assert_eq!(names("sbatch", &["-D/x/y", "/j"]), "/j false, /etc/passwd true");
+        assert_eq!(names("sbatch", &["-D", "/etc", "j"]), "/etc true, /etc true, /etc/passwd true");
+        assert_eq!(names("sbatch", &["-D/x/y", "/j"]), "/x/y false, /j false, /etc/passwd true");
+        assert_eq!(names("sbatch", &["-o", "/x/%j", "/j"]), "/x/%j false, /j false, /etc/passwd true");
+        assert_eq!(names("srun", &["--container-workdir=/x/y", "x"]), "/etc/passwd true");
         for image in ["--container=/usr", "--container-image=/usr"] {
             assert_eq!(names("srun", &[image, "x"]), "/usr true, /etc/passwd true");
         }
@@ -383,6 +460,9 @@ mod tests {
         ] {
             assert_eq!(variables(name, value), expected, "{name}");
         }
-        assert_eq!(names("srun", &["-o", "/dev/null", "--chdir=/etc", "-J", "x"]), "/etc/passwd true");
+        assert_eq!(
+            names("srun", &["-o", "/dev/null", "--chdir=/etc", "-J", "x"]),
+            "/dev/null false, /etc true, /etc/passwd true"
+        );
     }
 }

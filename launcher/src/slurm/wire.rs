@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, umask};
 use super::named_files::{Inode, NamedFile};
 
 /// Both ends are the same program, unless it was replaced while the job ran.
-const VERSION: &[u8] = b"mizzen slurm 3";
+const VERSION: &[u8] = b"mizzen slurm 4";
 
 /// A terminal signals all processes in its foreground, so the command's children get it too.
 pub const FROM_TERMINAL: u8 = 0x80;
@@ -210,7 +210,7 @@ mod tests {
             arguments: vec!["".into(), wild.clone(), "a b".into(), "K=V".into(), "".into()],
             directory: PathBuf::from(&wild),
             directory_inode: Inode::decode(b"1:2").unwrap(),
-            files: vec![NamedFile::decode(b"program - ./job.sh").unwrap()],
+            files: vec![NamedFile::decode(b"program - - =./job.sh").unwrap()],
             environment: pairs(&[
                 ("A", wild.as_os_str()),
                 ("=odd", OsStr::new("")),

@@ -39,7 +39,9 @@ pub fn open(directory: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
     let hint = || {
         let user = geteuid();
         let path = shown(&path);
-        format!("an administrator can put yours there: rm -rf {path} && install -d -m 700 -o {user} {path}")
+        format!(
+            "an administrator can put yours there: rm -rf {path} && mkdir -m 700 {path} && chown -h {user} {path}"
+        )
     };
     // All names that can be foreseen are others'.
     let all = open_all(directory)?;
