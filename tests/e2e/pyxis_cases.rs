@@ -888,8 +888,10 @@ fn the_documents_have_the_sums() {
             *reasons.entry(reason).or_insert(0) += 1;
         }
     }
-    let reasons: Vec<String> =
-        reasons.iter().map(|(reason, count)| format!("{count} need {reason}")).collect();
+    let reasons: Vec<String> = reasons
+        .iter()
+        .map(|(reason, count)| format!("{count} {} {reason}", if *count == 1 { "needs" } else { "need" }))
+        .collect();
     let sums = format!(
         "{} cases: {works} hold here, {differs} differ on purpose, {not_tried} are not tried ({})",
         CASES.len(),
