@@ -283,7 +283,9 @@ fn only_jobs_with_a_container_mind_the_variables(release: Release) {
     }
     let unknown = run("MIZZEN_CONTAINER=/shared/a.sqsh MIZZEN_CONTAINER_MOUNT=/x", "srun true");
     assert_failed(&unknown, 1, "MIZZEN_CONTAINER_MOUNT: there is no such variable of mizzen's");
-    assert_failed(&unknown, 1, "hint: there are MIZZEN_CONTAINER and MIZZEN_CONTAINER_IMAGE, and with");
+    assert_failed(&unknown, 1, "hint: did you mean MIZZEN_CONTAINER_MOUNTS?");
+    let strange = run("MIZZEN_CONTAINER=/shared/a.sqsh MIZZEN_CONTAINER_COLOUR=x", "srun true");
+    assert_failed(&strange, 1, "hint: there are MIZZEN_CONTAINER and MIZZEN_CONTAINER_IMAGE, and with");
     assert_out(&run("MIZZEN_CONTAINER_IMAGE=/shared/a.sqsh", "srun -Q cat /image"), 0, "a\n");
     let same = "MIZZEN_CONTAINER=/shared/a.sqsh MIZZEN_CONTAINER_IMAGE=/shared/a.sqsh";
     assert_out(&run(same, "srun -Q cat /image"), 0, "a\n");
