@@ -163,7 +163,9 @@ fn a_disk_that_others_fill_has_room_or_nothing_stays() {
 #[test]
 fn what_the_disk_has_lost_is_read_from_the_original() {
     let cluster = large_cluster("lost", "");
-    let image = format!("/shared/{LARGE}");
+    // Both are there before all of it is.
+    slow_mount(&cluster, "8M");
+    let image = format!("/slow/{LARGE}");
     let inject = "-e trace=fdatasync -e inject=fdatasync:error=EIO";
     let wait = "until [ -e go ]; do sleep 0.1; done; sha256sum < /data/0";
     let started = cluster.run(&format!(

@@ -100,7 +100,7 @@ fn failures_of_the_disk_and_of_the_server() {
     }
     let in_place = cluster.run(&format!(
         "strace -f -o /dev/null {} mizzen run --stage=never /shared/mid.sqsh cat /image",
-        inject("pread64", "error=EIO:when=3")
+        inject("pread64", "error=EIO:when=2")
     ));
     assert_failed(
         &in_place,

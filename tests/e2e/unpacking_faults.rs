@@ -71,7 +71,7 @@ const HOLD: &str = "rm -f go free held ended out err; \
 #[track_caller]
 fn start_held(cluster: &Cluster, cache: &str) {
     let started = cluster.run(&format!(
-        "cache={cache}; {HOLD}; (mizzen run /shared/many.sqsh sh -c \"until [ -e ~/go ]; do sleep 0.05; done; {SUMS}\" > out 2> err; touch ended) > /dev/null 2>&1 & \
+        "while pgrep -u alice -x mizzen-unpack > /dev/null; do sleep 0.02; done; cache={cache}; {HOLD}; (mizzen run /shared/many.sqsh sh -c \"until [ -e ~/go ]; do sleep 0.05; done; {SUMS}\" > out 2> err; touch ended) > /dev/null 2>&1 & \
          until pgrep -u alice -x mizzen-unpack > /dev/null; do sleep 0.02; done"
     ));
     assert_eq!(started.code, 0, "{}", started.text());
@@ -81,8 +81,9 @@ fn start_held(cluster: &Cluster, cache: &str) {
 #[track_caller]
 fn inject(cluster: &Cluster, call: &str, what: &str) -> u32 {
     start_held(cluster, CACHE);
+    // One that finds nothing to do has ended by then.
     let traced = cluster.run_as_root(&format!(
-        "p=$(pgrep -o -u alice -x mizzen-unpack); \
+        "sleep 0.3; p=$(pgrep -o -u alice -x mizzen-unpack); \
          strace -f -p $p -o /tmp/trace -e trace={call} -e inject={call}:{what} > /dev/null 2>&1 & \
          until [ ! -e /proc/$p ] || grep -q 'TracerPid:.*[1-9]' /proc/$p/status; do sleep 0.02; done; touch /home/alice/free; wait; \
          grep -cE 'SIGKILL|INJECTED' /tmp/trace"
