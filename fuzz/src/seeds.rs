@@ -200,7 +200,7 @@ const ENVIRONMENTS: [&str; 2] = [
 const OPTIONS: &str =
     "/a,/b:/c:ro+noexec,tmpfs:/t:size=5m\0C,A=b,D=e\\,f\0nvidia.com/gpu=0,a.b/c=d\0always\0pid,ipc\x00512m";
 
-const ORDER: &str = "mizzen slurm 3\0srun\0/home/alice\x001:2\x0018\x001024,1024\x002\0srun\0-n2\x002\0program 1:3 ./a b\0directory - /x\0PATH=/bin\0A=b\0";
+const ORDER: &str = "mizzen slurm 4\0srun\0/home/alice\x001:2\x0018\x001024,1024\x002\0srun\0-n2\x002\0program 1:3 1:2 =./a b\0directory - - D=/x\0PATH=/bin\0A=b\0";
 
 #[cfg(test)]
 mod tests {
