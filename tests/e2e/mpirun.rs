@@ -36,11 +36,23 @@ const RANKS: &str = "ranks() { n=$1; shift; pids=; for i in $(seq 0 $((n-1))); d
 
 /// Runs that as Alice on node1.
 fn ranks(cluster: &Cluster, script: &str) -> Output {
-    cluster.run_on("node1", User::Alice, &format!("{RANKS} {script}"))
+    cluster.run_on("node1", User::Alice, &format!("rm -f ~/there; {RANKS} {script}"))
 }
 
 /// Tells in which container a program is.
 const WHERE: &str = "readlink /proc/self/ns/mnt";
+
+/// Tells that and stays until so many ranks are there: who comes late, on a busy machine, finds the others inside.
+const HELD: &str =
+    "readlink /proc/self/ns/mnt; echo >> ~/there; until [ $(wc -l < ~/there) -ge $1 ]; do sleep 0.05; done";
+
+/// A machine with the image /shared/bb.sqsh, and that as a script in Alice's home.
+fn with_held_ranks(name: &str) -> Cluster {
+    let cluster = with_busybox(name);
+    cluster.share("held", HELD.as_bytes()).unwrap();
+    assert_out(&cluster.run("cp /shared/held ."), 0, "");
+    cluster
+}
 
 /// Exactly this, and not a word on stderr.
 #[track_caller]
@@ -268,23 +280,23 @@ fn a_newer_open_mpi_talks_to_an_older_mpirun() {
 
 #[test]
 fn who_is_meant_by_an_option_is_in_one_container() {
-    let cluster = with_busybox("share-options");
+    let cluster = with_held_ranks("share-options");
     let alice = |script: &str| ranks(&cluster, script);
     let image = "/shared/bb.sqsh";
-    let held = format!("sh -c '{WHERE}; sleep 1'");
+    let held = "sh ~/held";
     // One rank has nobody to share with, and looks for nobody.
     let alone = format!("ranks 1 mizzen run {image} echo ran; test ! -e /var/tmp/mizzen-2001");
     assert_silent(&alice(&alone), "ran\n");
-    assert_eq!(different(&alice(&format!("ranks 4 mizzen run {image} {held}")), 4), 1);
-    assert_eq!(different(&alice(&format!("ranks 4 mizzen run --no-share {image} {held}")), 4), 4);
+    assert_eq!(different(&alice(&format!("ranks 4 mizzen run {image} {held} 4")), 4), 1);
+    assert_eq!(different(&alice(&format!("ranks 4 mizzen run --no-share {image} {held} 4")), 4), 4);
     // Other images, settings and directories are other containers; other variables and programs are not.
     let mixed = format!(
-        "ranks 2 mizzen run {image} {held} & ranks 2 mizzen run --writable {image} {held} & \
-         (cd /; ranks 2 mizzen run {image} {held}) & wait"
+        "ranks 2 mizzen run {image} {held} 6 & ranks 2 mizzen run --writable {image} {held} 6 & \
+         (cd /; ranks 2 mizzen run {image} {held} 6) & wait"
     );
     assert_eq!(different(&alice(&mixed), 6), 3);
     let rank = format!(
-        "mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} sh -c \"echo $OMPI_COMM_WORLD_RANK \\$OWN \\$({WHERE}); sleep 1\"; :"
+        "mizzen run --env OWN=$OMPI_COMM_WORLD_RANK {image} sh -c \"echo $OMPI_COMM_WORLD_RANK \\$OWN \\$(sh ~/held 4)\"; :"
     );
     let own = alice(&format!("ranks 4 sh -c '{rank}'"));
     assert_eq!(different(&own, 4), 4, "{}", own.text());
@@ -296,16 +308,16 @@ fn who_is_meant_by_an_option_is_in_one_container() {
     }
     // By a name, whoever starts them; and without a launch, what one shell starts.
     let named = format!(
-        "for i in 1 2 3; do sh -c \"mizzen run --share=n {image} {held}; :\" & sleep 0.1; done; wait"
+        "for i in 1 2 3; do sh -c \"mizzen run --share=n {image} {held} 3; :\" & sleep 0.1; done; wait"
     );
     assert_eq!(different(&alice(&named), 3), 1);
-    let siblings = format!("for i in 1 2 3; do mizzen run --share {image} {held} & done; wait");
+    let siblings = format!("for i in 1 2 3; do mizzen run --share {image} {held} 3 & done; wait");
     assert_eq!(different(&alice(&siblings), 3), 1);
     let strangers = named.replace("--share=n", "--share");
     assert_eq!(different(&alice(&strangers), 3), 3);
     // Ranks that srun has started without the plugin's options; what is no rank of MPI has nothing to share.
     let steps = |mpi: &str| {
-        let step = format!("srun --quiet -n4 --mpi={mpi} mizzen run {image} {held}");
+        let step = format!("rm -f ~/there; srun --quiet -n4 --mpi={mpi} mizzen run {image} {held} 4");
         different(&cluster.run(&step), 4)
     };
     assert_eq!((steps("pmi2"), steps("none")), (1, 4));
@@ -323,14 +335,10 @@ fn who_is_meant_by_an_option_is_in_one_container() {
 /// these has been tried itself.)
 #[test]
 fn ranks_are_known_by_the_variables_of_their_manager() {
-    let cluster = with_busybox("share-managers");
+    let cluster = with_held_ranks("share-managers");
     let run = |variables: &str, other: &str| {
-        let rank = format!("mizzen run /shared/bb.sqsh sh -c '{WHERE}; sleep 1'");
-        cluster.run_on(
-            "node1",
-            User::Alice,
-            &format!("i=0; env {variables} {rank} & i=1; env {variables} {other} {rank} & wait"),
-        )
+        let rank = "mizzen run /shared/bb.sqsh sh ~/held 2";
+        ranks(&cluster, &format!("i=0; env {variables} {rank} & i=1; env {variables} {other} {rank} & wait"))
     };
     for (manager, variables, launch) in [
         ("PALS", "PALS_RANKID=$i PALS_LOCAL_RANKID=$i PALS_LOCAL_SIZE=2", "PALS_APID"),
@@ -470,8 +478,8 @@ fn many_launches_at_once_end_as_they_like() {
 /// Another user can take the names in a directory that is everybody's, and connect to what listens there.
 #[test]
 fn another_user_stops_and_misleads_nobody() {
-    let cluster = with_busybox("share-squatted");
-    let (image, held) = ("/shared/bb.sqsh", format!("sh -c '{WHERE}; sleep 0.5'"));
+    let cluster = with_held_ranks("share-squatted");
+    let image = "/shared/bb.sqsh";
     let bob = |script: &str| cluster.run_on("node1", User::Bob, script);
     assert_silent(
         &bob(
@@ -481,8 +489,9 @@ fn another_user_stops_and_misleads_nobody() {
     );
     let run = || {
         let begin = std::time::Instant::now();
-        let output = ranks(&cluster, &format!("ranks 4 mizzen run {image} {held}"));
-        assert!(begin.elapsed().as_secs() < 5, "took {:?}: {}", begin.elapsed(), output.text());
+        let output = ranks(&cluster, &format!("ranks 4 mizzen run {image} sh ~/held 4"));
+        // Whoever trusted Bob's FIFO would wait for ever.
+        assert!(begin.elapsed().as_secs() < 20, "took {:?}: {}", begin.elapsed(), output.text());
         output
     };
     let output = run();
