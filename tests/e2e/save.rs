@@ -244,6 +244,12 @@ fn a_save_that_fails_loses_nothing() {
         "srun -Q --container=/shared/a.sqsh --container-save=kept.sqsh sh -c 'echo x > /x; sleep 60' & sleep 2; scancel -u alice; wait; cat kept.sqsh",
     );
         assert_out(&early, 0, "old\n");
+        // Slurm's signal may reach the program, and end it, before it reaches the launcher.
+        let program = cluster.run(
+            "srun -Q --container=/shared/a.sqsh --container-save=kept.sqsh sh -c 'kill $$'; cat kept.sqsh",
+        );
+        assert_out(&program, 0, "old\n");
+        assert_failed(&program, 0, "/home/alice/kept.sqsh is not written: the step got SIGTERM");
         assert!(cluster.all_idle(), "{:?}", cluster.node_states());
     }
 }

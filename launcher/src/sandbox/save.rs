@@ -118,6 +118,10 @@ impl SaveTarget {
             wait_for_tasks();
         }
         signal = signal.or_else(|| wait::pending(&watched));
+        // The program may have got it, and be gone, before the launcher gets its own.
+        if let End::Killed(killed_by) = end {
+            signal = signal.or(Some(killed_by));
+        }
         // Whoever ends a step in the middle does not want what is half done.
         if let Some(signal) = signal.filter(|signal| ENDING.contains(signal)) {
             let note = format!("{} is not written: the step got {signal}", self.shown());
