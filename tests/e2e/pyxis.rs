@@ -2,7 +2,7 @@
 
 use mizzen_tests::check::{Emptiness, assert_failed, assert_out, assert_told, one_node};
 use mizzen_tests::images::{self, ImageTree};
-use mizzen_tests::packages::{HttpServer, share_repository, share_rpm_repository};
+use mizzen_tests::packages::{HttpServer, Mirror, share_repository, share_rpm_repository};
 use mizzen_tests::{Cluster, Output, Release, Spec, User, on_every_release};
 
 on_every_release!(scripts_run_unchanged);
@@ -417,7 +417,8 @@ fn root_inside_installs_packages(release: Release) {
     );
     assert_eq!(installed.code, 0, "{}", installed.text());
     assert!(installed.stdout.ends_with("aye\ncrew\nlog\n"), "{}", installed.text());
-    // From a server, with the node's own list of sources. What fetches would be the user _apt, and look whether it is; a setting that
+    install_from_the_mirror(&cluster);
+    // From a server, with another list of sources of the node's. What fetches would be the user _apt, and look whether it is; a setting that
     // mizzen adds has it stay root.
     let server = HttpServer::start(&cluster, 8000).unwrap();
     let sources = "deb [trusted=yes] http://ctl:8000/repository ./\n";
@@ -452,6 +453,26 @@ fn root_inside_installs_packages(release: Release) {
         "{}",
         user.text()
     );
+}
+
+/// "`srun --container-remap-root --container-writable … apt-get install -y file` works (from the machine's own package mirror through
+/// the host's configuration, mounted)": the nodes were installed from that mirror, and have it in their list. Its release is that of
+/// the image in ours.
+fn install_from_the_mirror(cluster: &Cluster) {
+    let _mirror = Mirror::start(cluster).unwrap();
+    let sources = cluster.run("sed -E 's/[a-z]+ main$/bookworm main/' /etc/apt/sources.list").stdout;
+    assert!(sources.ends_with(" bookworm main\n"), "{sources}");
+    cluster.write_everywhere("/etc/apt/sources.list", &sources).unwrap();
+    let script = "set -e; exec 2>&1; mkdir -p /var/lib/apt/lists/partial /var/cache/apt/archives/partial; apt-get -q update\n\
+                  apt-get install -y file && file /bin/sh\n";
+    cluster.share("mirror.sh", script.as_bytes()).unwrap();
+    let installed = cluster.run(
+        "srun --container-remap-root --container-writable --container-image=/shared/debian.sqsh \
+         --container-mounts=/etc/apt/sources.list:/etc/apt/sources.list:ro,/shared/mirror.sh:/mirror.sh sh /mirror.sh",
+    );
+    assert_eq!(installed.code, 0, "{}", installed.text());
+    assert!(installed.stdout.contains("\nSetting up file "), "{}", installed.text());
+    assert!(installed.stdout.ends_with("\n/bin/sh: symbolic link to dash\n"), "{}", installed.text());
 }
 
 /// The same with dnf and rpm, whose packages name the owners, modes and capabilities of their files.

@@ -1,9 +1,18 @@
-//! Packages that root inside a container installs, in repositories that need no network but the cluster's own.
+//! Packages that root inside a container installs: in repositories of the cluster's own network, and from the mirror that this
+//! machine has its packages from.
 
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sched::{CloneFlags, setns};
 
 use crate::images::{ImageTree, pack};
 use crate::release::{dnf_rootfs, fetch_packages, make_once};
@@ -155,5 +164,70 @@ impl Drop for HttpServer {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// The mirror that the nodes were installed from, in the network of a cluster, which has no way out: its name is the login node's
+/// there, and whoever connects to that is connected from here. It ends when it is dropped.
+pub struct Mirror {
+    ended: Arc<AtomicBool>,
+}
+
+impl Mirror {
+    /// Listens where `/etc/apt/sources.list` of the nodes says that it is.
+    pub fn start(cluster: &Cluster) -> Result<Mirror> {
+        let ctl = cluster.pid_of("ctl");
+        let sources = std::fs::read_to_string(format!("/proc/{ctl}/root/etc/apt/sources.list"))?;
+        let address = sources.split_whitespace().find_map(address_of);
+        let (host, port) = address.with_context(|| format!("no mirror in {sources:?}"))?;
+        // Of another network is what was opened there: the thread is left, the socket stays.
+        let network = std::fs::File::open(format!("/proc/{ctl}/ns/net"))?;
+        let listener = thread::spawn(move || -> Result<TcpListener> {
+            setns(&network, CloneFlags::CLONE_NEWNET)?;
+            Ok(TcpListener::bind(("0.0.0.0", port))?)
+        });
+        let listener = listener.join().map_err(|_| anyhow!("no socket on port {port}"))??;
+        let name = cluster.run_as_root(&format!("echo $(getent hosts ctl | cut -d' ' -f1) {host}"));
+        let hosts = std::fs::read_to_string(format!("/proc/{ctl}/root/etc/hosts"))?;
+        cluster.write_everywhere("/etc/hosts", &(hosts + &name.stdout))?;
+        let ended = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&ended);
+        thread::spawn(move || relay(&listener, &host, port, &over));
+        Ok(Mirror { ended })
+    }
+}
+
+impl Drop for Mirror {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The host and the port in the address of a server, if it is one.
+fn address_of(word: &str) -> Option<(String, u16)> {
+    let (scheme, rest) = word.split_once("://")?;
+    let host = rest.split('/').next()?.rsplit('@').next()?;
+    let port = if scheme == "https" { 443 } else { 80 };
+    match host.split_once(':') {
+        Some((host, port)) => Some((host.to_owned(), port.parse().ok()?)),
+        None => Some((host.to_owned(), port)),
+    }
+}
+
+fn relay(listener: &TcpListener, host: &str, port: u16, ended: &AtomicBool) {
+    while !ended.load(Ordering::Relaxed) {
+        let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        if !poll(&mut waiting, 100u16).is_ok_and(|ready| ready > 0) {
+            continue;
+        }
+        if let (Ok((near, _)), Ok(far)) = (listener.accept(), TcpStream::connect((host, port))) {
+            let (near, far) = (Arc::new(near), Arc::new(far));
+            for (from, to) in [(Arc::clone(&near), Arc::clone(&far)), (far, near)] {
+                thread::spawn(move || {
+                    let _ = io::copy(&mut &*from, &mut &*to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
     }
 }
