@@ -189,12 +189,13 @@ demo-tensorflow demo-pytorch: deps root stage
 	$(CARGO) build -q -p mizzen-tests
 	target/debug/vcluster demo $(@:demo-%=%)
 
-# The tests wait for Slurm more than they compute.
-test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))
+# The tests wait for Slurm more than they compute, and nothing is measured. What is tested for a release is what it has.
+test: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
+test: PROFILE = $(if $(MIZZEN_TEST_LONG),release,quick)
 test: deps root
 	$(CARGO) fetch -q --locked --target $(HOST)
 	$(CARGO) build -q -p mizzen-tests
-	$(MAKE) --no-print-directory -j2 stage releases stage-inject fuzzers
+	$(MAKE) --no-print-directory -j2 stage releases stage-inject fuzzers PROFILE=$(PROFILE)
 	$(CARGO) test --workspace
 	$(MAKE) --no-print-directory fuzz SECONDS=3
 
