@@ -31,7 +31,7 @@ use tracing::{debug, info_span};
 
 use crate::containers::{self, Claim, Found, Running};
 use crate::host::Host;
-use crate::image::{self, Content, Loaded};
+use crate::image::{self, Content, DirectoryTree, Loaded, Tree};
 use crate::mount::MountKind;
 use crate::options::RunOptions;
 use crate::plan::{self, Explained, Facts, Identity, NamedRoot, Plan, Program, typed_command};
@@ -51,7 +51,7 @@ pub fn run(mut options: RunOptions) -> Result<i32, Failure> {
     let save = save_target(&options, None)?;
     let claim = match containers::find(&mut options)? {
         None => None,
-        Some(Found::Stopped(claim)) => Some(*claim),
+        Some(Found::Startable(claim)) => Some(*claim),
         Some(Found::Running(running)) => return run_in(*running, &options, reporter, save.as_ref()),
         Some(Found::Step(step)) => {
             return Err(Failure::new(format!("the container \"{step}\" is that of a step"))
@@ -121,7 +121,7 @@ pub fn create(mut options: RunOptions, clear: impl FnOnce() -> Result<(), Failur
     let (image, _) = stage_and_load(&import(&options)?, &options)?;
     clear()?;
     match containers::find(&mut options)? {
-        Some(Found::Stopped(mut claim)) => claim.root(&options, &image).and_then(|_| claim.make()),
+        Some(Found::Startable(mut claim)) => claim.root(&options, &image).and_then(|_| claim.make()),
         _ => Err(Failure::new("a container that is to be made runs")),
     }
 }
@@ -134,7 +134,7 @@ pub fn save(mut options: RunOptions, target: &SaveTarget) -> Result<(), Failure>
             let entered = enter(*running, &options, reporter, true)?;
             entered.notes.iter().for_each(|note| report_note(note));
         }
-        Some(Found::Stopped(claim)) => {
+        Some(Found::Startable(claim)) => {
             let prepared = prepare_run(&options, reporter, Some(*claim))?;
             build_and_enter(&options, prepared)?;
         }
@@ -151,7 +151,7 @@ pub fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let mut options = RunOptions { staging: StagingOptions::never(), ..options.clone() };
     let named = containers::look(&mut options)?;
     let (image, _) = stage_and_load(&import(&options)?, &options)?;
-    make_plan(&options, &image, &Host::detect(), named).map(|(plan, _)| plan)
+    make_plan(&options, &image, image.tree(), &Host::detect(), named).map(|(plan, _)| plan)
 }
 
 /// A container that is about to be made.
@@ -174,9 +174,19 @@ pub fn prepare(
     info_span!("plan").in_scope(|| {
         let watch = Watch::new(reporter)?;
         let named = claim.as_mut().map(|claim| claim.root(options, &image)).transpose()?;
-        let lock = claim.as_ref().map(Claim::server_lock);
-        let root = serve(&image, &origin, options, host, &watch, lock.as_ref())?;
-        let (mut plan, data) = make_plan(options, &image, host, named)?;
+        let (root, tree, lone) = match claim.as_mut().and_then(Claim::take_running) {
+            None => {
+                let lock = claim.as_ref().map(Claim::server_lock);
+                (serve(&image, &origin, options, host, &watch, lock.as_ref())?, None, None)
+            }
+            Some(running) => {
+                let Second { root, tree, lone } = share(running, options, &watch)?;
+                (root, Some(tree), lone)
+            }
+        };
+        let tree = tree.as_ref().map_or(image.tree(), |tree| tree);
+        let (mut plan, data) = make_plan(options, &image, tree, host, named)?;
+        plan.notes.extend(lone);
         if let Some(claim) = &mut claim {
             claim.make()?;
             plan.notes.extend(claim.note.take());
@@ -185,6 +195,25 @@ pub fn prepare(
         let when_entered = claim.map(|claim| Box::new(move |plan: &Plan| claim.started(plan)) as WhenEntered);
         Ok(Prepared { plan, sources: Sources { root, data, watch, helper: None, when_entered } })
     })
+}
+
+/// What a second container on the files of one that runs is made of.
+struct Second {
+    root: RootSource,
+    /// What is there now.
+    tree: DirectoryTree,
+    /// Why the files may end before this container.
+    lone: Option<String>,
+}
+
+/// Has the files of a container that runs for a second one, with a file server that goes on with them.
+fn share(mut running: Running, options: &RunOptions, watch: &Watch) -> Result<Second, Failure> {
+    let lone = go_on_serving(&mut running, options, watch, options.step.is_none())?;
+    let named = |failure: Failure| failure.about(format!("the container \"{}\"", running.name()));
+    let mount = running.namespaces.clone_root().map_err(named)?;
+    let tree = DirectoryTree::from_file(&mount)
+        .map_err(|error| named(Failure::caused_by("cannot look into its files", error)))?;
+    Ok(Second { root: RootSource::Clone(mount), tree, lone })
 }
 
 /// A container of others that this process has entered.
@@ -199,30 +228,19 @@ pub struct Entered {
     pub lone: Option<String>,
 }
 
-/// Enters a named container that runs. The file server that stands by is needed as long as this process, if that is `alone`, or as
-/// long as slurmstepd, its parent, which ends with the last task of the step on this node.
+/// Enters a named container that runs, for this process, if that is `alone`, or for all tasks of the step.
 pub fn enter(
     mut running: Running,
     options: &RunOptions,
     reporter: Box<dyn Reporter>,
     alone: bool,
 ) -> Result<Entered, Failure> {
-    let until = if alone { nix::unistd::getpid() } else { nix::unistd::getppid() };
-    running.server_lock.until = sys::pidfd_of(until.as_raw()).ok();
     let mut facts = Facts { unshare: running.namespaces.unshare, ..running.facts(options) };
     check_namespaces(options, facts.unshare)?;
     let mut notes = std::mem::take(&mut running.notes);
     let watch = Watch::new(reporter)?;
     // It can be entered all the same.
-    let lone = stand_by(&running, options, &watch).err().map(|failure| {
-        format!(
-            "the files of the container \"{}\" end with the step that has started it: {failure}",
-            running.name()
-        )
-    });
-    if lone.is_some() {
-        watch_others(&watch, &running, options)?;
-    }
+    let lone = go_on_serving(&mut running, options, &watch, alone)?;
     watch.arm(running.namespaces.user.as_fd());
     notes.extend(lone.clone());
     let cwd = std::env::current_dir().ok();
@@ -263,6 +281,24 @@ pub fn check_namespaces(options: &RunOptions, own: Unshare) -> Result<(), Failur
                 .hint("it runs already; wait for its end, or give the option when it is started"))
         }
     }
+}
+
+/// Has a file server stand by, or tells why the files end with those who have started the container. The server is needed as long as
+/// this process, if that is `alone`, or as long as slurmstepd, its parent, which ends with the last task of the step on this node.
+fn go_on_serving(
+    running: &mut Running,
+    options: &RunOptions,
+    watch: &Watch,
+    alone: bool,
+) -> Result<Option<String>, Failure> {
+    let until = if alone { nix::unistd::getpid() } else { nix::unistd::getppid() };
+    running.server_lock.until = sys::pidfd_of(until.as_raw()).ok();
+    let Err(failure) = stand_by(running, options, watch) else { return Ok(None) };
+    watch_others(watch, running, options)?;
+    let name = running.name();
+    Ok(Some(format!(
+        "the files of the container \"{name}\" end with the step that has started it: {failure}"
+    )))
 }
 
 /// The files of the container come from a server that ends with the step which has started it: another one is to go on then.
@@ -398,20 +434,21 @@ fn serve(
     })
 }
 
-/// The plan for an image, and the files of its squashfs mounts.
+/// The plan for an image with these files, and the files of its squashfs mounts.
 fn make_plan(
     options: &RunOptions,
     image: &Loaded,
+    tree: &dyn Tree,
     host: &Host,
     named: Option<NamedRoot>,
 ) -> Result<(Plan, Vec<Arc<squashfs::Image>>), Failure> {
     raised_limits::raise_open_files();
     let metadata = image.metadata()?;
-    image::check_architecture(&image.opened.path, image.tree(), &metadata)?;
-    let host_libraries = host_libraries::decide(options, image.tree(), &metadata, host)?;
+    image::check_architecture(&image.opened.path, tree, &metadata)?;
+    let host_libraries = host_libraries::decide(options, tree, &metadata, host)?;
     // What is wrong with these is no fault of the image.
     let asked = plan::asked_mounts(options, host)?;
-    let plan = Plan::make(options, image.tree(), &metadata, host, host_libraries, asked, named)
+    let plan = Plan::make(options, tree, &metadata, host, host_libraries, asked, named)
         .map_err(|failure| image.named(failure))?;
     debug!(mounts = plan.mounts.len(), root = plan.root.text(), "the plan");
     raised_limits::check_open_files(&plan)?;

@@ -230,8 +230,9 @@ settings! {
         value("name", "NAME[:auto|create|exec|no_exec]", "use the container NAME on this node, which keeps its changes for later steps")
             .run("name")
             .more("If it is running, the step enters it; if it exists, it is started with its changes; otherwise it is created from \
-                   the image. create: it must not exist yet; exec: it must be running; no_exec: it must not be running. The image \
-                   may be left out if the container exists. JOB.STEP enters the container of a running step.");
+                   the image. create: it must not exist yet; exec: it must be running; no_exec: it is not entered; if it is running, a \
+                   second container starts on its files, with mounts, namespaces and a user of its own. The image may be left out if \
+                   the container exists. JOB.STEP enters the container of a running step.");
     Save save: SavePath,
         value("save", "PATH", "save the container as an image after the last task on the node has ended")
             .run("save")

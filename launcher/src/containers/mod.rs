@@ -4,6 +4,7 @@
 //!       NAME/image                      what it was made from
 //!       NAME/upper, NAME/work           the overlay's directories: what was written
 //!       NAME/started                    what a program must know that enters it while it runs
+//!       NAME/started-NUMBER             the same of a second container on its files, by its mount namespace
 //!       .lock-NAME                      who starts it now
 //!       .server-NAME                    who serves the image's files, and who would go on with that
 //!       .ended-NAME                     why it was ended, for the steps that were in it
@@ -13,6 +14,8 @@
 //! `index=on`), as long as any process is left in the container that has it mounted. So nothing has to be held, written down
 //! or cleaned up while a container runs, whoever is killed; and whether it runs is found out by looking at the processes of
 //! the user for one whose root is that overlay.
+//!
+//! A second container on the files of one that runs (`no_exec`) has no overlay of its own, but a clone of the other's mount.
 //!
 //! One process at a time starts a container of a given name, under a lock that ends with it. So concurrent steps make one
 //! container: the first starts it, the others find that it runs, and enter.
@@ -61,8 +64,8 @@ pub enum Found {
     Running(Box<Running>),
     /// The container of a step without a name, by the number of that step, which runs.
     Step(String),
-    /// To be started, and made first if it is not there.
-    Stopped(Box<Claim>),
+    /// To be started, and made first if it is not there; or, where one runs, a second one on its files.
+    Startable(Box<Claim>),
 }
 
 /// A container that runs.
@@ -90,6 +93,10 @@ pub struct Claim {
     mounts: String,
     /// What else was said that acts when it is made.
     settings: BTreeMap<String, String>,
+    /// The container of this name that runs, and is to get a second one on its files.
+    running: Option<Box<Running>>,
+    /// Who owns the image's files in that.
+    running_owner: Option<Owner>,
     /// What the user should know.
     pub note: Option<String>,
 }
@@ -110,32 +117,40 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         None => None,
     };
     match (mode, record.clone(), running) {
-        (NameMode::Create, Some(_), _) => {
-            Err(refused("exists, and the flag create wants a new one").hint("mizzen containers remove, on the node"))
-        }
-        (NameMode::NoExec, _, Some(_)) => Err(refused("runs, and the flag no_exec forbids to enter it").hint(
-            "its files can be mounted once; wait until the step that runs in it has ended, or leave the flag out",
-        )),
+        (NameMode::Create, Some(_), _) => Err(refused("exists, and the flag create wants a new one")
+            .hint("mizzen containers remove, on the node")),
         (_, Some(record), Some((namespaces, serving))) => {
             if let Some(job) = suspendable_job(&record) {
-                return Err(refused(&format!("runs in job {job}, and jobs are suspended here (PreemptMode in slurm.conf)"))
-                    .hint(format!("srun --jobid={job} --overlap enters it in a step of that job; or take another name")));
+                return Err(refused(&format!(
+                    "runs in job {job}, and jobs are suspended here (PreemptMode in slurm.conf)"
+                ))
+                .hint(format!(
+                    "srun --jobid={job} --overlap enters it in a step of that job; or take another name"
+                )));
             }
-            let started = Started::read(&scope, text)?;
-            let own = record.image()?;
-            let mut notes: Vec<String> = other_image(text, &own, &options.image)?.into_iter().collect();
-            notes.extend(ignored(text, options, Some(&started)));
+            let started = Started::read(&scope, text, &namespaces.mounts)?;
+            let (name, notes) = (text.clone(), Vec::new());
+            let mut running = Running { namespaces, server_lock, serving, name, record, started, notes };
+            if *mode == NameMode::NoExec {
+                let (name, record) = (running.name.clone(), Some(running.record.clone()));
+                let claim = Claim::new(options, lock, scope, name, record, Some(Box::new(running)))?;
+                return Ok(Some(Found::Startable(Box::new(claim))));
+            }
+            let own = running.record.image()?;
+            running.notes.extend(other_image(text, &own, &options.image)?);
+            running.notes.extend(ignored(text, options, Some(&running.started)));
             options.image = own;
-            let name = text.clone();
-            Ok(Some(Found::Running(Box::new(Running { namespaces, server_lock, serving, name, record, started, notes }))))
+            Ok(Some(Found::Running(Box::new(running))))
         }
         (NameMode::Auto | NameMode::Exec, None, _)
             if name.step().is_some_and(|step| step_process(step).is_some()) =>
         {
             if options.image != ImageSource::Recorded {
                 let image = crate::image::shown(options.image.name().as_ref());
-                return Err(refused(&format!("is that of a step that runs, so {image} cannot be used for it"))
-                    .hint("leave the image out to enter it, or take another name"));
+                return Err(refused(&format!(
+                    "is that of a step that runs, so {image} cannot be used for it"
+                ))
+                .hint("leave the image out to enter it, or take another name"));
             }
             Ok(Some(Found::Step(text.clone())))
         }
@@ -146,13 +161,9 @@ pub fn find(options: &mut RunOptions) -> Result<Option<Found>, Failure> {
         }
         (_, None, _) if options.image == ImageSource::Recorded => Err(missing(text)),
         (_, _, _) => {
-            let mounts = user_mounts(options);
-            let settings = shaping(&options.settings);
-            let mut claim = Claim { lock, scope, name: text.clone(), record, mounts, settings, note: None };
-            let (image, note) = claim.image(&options.image)?;
-            options.image = image;
-            claim.note = note;
-            Ok(Some(Found::Stopped(Box::new(claim))))
+            let name = text.clone();
+            let claim = Claim::new(options, lock, scope, name, record, None)?;
+            Ok(Some(Found::Startable(Box::new(claim))))
         }
     }
 }
@@ -203,7 +214,7 @@ pub fn look(options: &mut RunOptions) -> Result<Option<NamedRoot>, Failure> {
     let Some(Named { name, directory, scope, .. }) = &options.named else { return Ok(None) };
     let path = scope::path(directory, scope)?.join(&name.name);
     let writable = options.settings.writable.clone();
-    let root = NamedRoot { directory: path, id: String::new(), writable };
+    let root = NamedRoot { directory: path, id: String::new(), writable, is_shared: false };
     if let Some(scope) = ScopeDirectory::open(directory, scope)?
         && let Some(record) = Record::read(&scope, &name.name)?
     {
@@ -243,6 +254,28 @@ fn missing(name: &str) -> Failure {
 }
 
 impl Claim {
+    /// With the lock. The image that the options then name is the container's.
+    fn new(
+        options: &mut RunOptions,
+        lock: OwnedFd,
+        scope: ScopeDirectory,
+        name: String,
+        record: Option<Record>,
+        running: Option<Box<Running>>,
+    ) -> Result<Claim, Failure> {
+        let (mounts, settings) = (user_mounts(options), shaping(&options.settings));
+        let running_owner = running.as_ref().map(|running| running.owner());
+        let mut claim =
+            Claim { lock, scope, name, record, mounts, settings, running, running_owner, note: None };
+        (options.image, claim.note) = claim.image(&options.image)?;
+        Ok(claim)
+    }
+
+    /// The container of this name that runs, if there is to be a second one on its files. Whoever has this keeps it from ending.
+    pub fn take_running(&mut self) -> Option<Running> {
+        self.running.take().map(|running| *running)
+    }
+
     /// The image that the container is made from: its own if it is there, whatever else is asked for. In that case, a note.
     fn image(&self, asked: &ImageSource) -> Result<(ImageSource, Option<String>), Failure> {
         let Some(record) = &self.record else { return Ok((asked.clone(), None)) };
@@ -260,7 +293,8 @@ impl Claim {
     pub fn root(&mut self, options: &RunOptions, loaded: &Loaded) -> Result<NamedRoot, Failure> {
         let of_step = options.named.as_ref().is_some_and(|named| named.of_step);
         let id = self.id(&options.image, loaded, of_step)?;
-        Ok(NamedRoot { directory: self.directory(), id, writable: options.settings.writable.clone() })
+        let (directory, writable) = (self.directory(), options.settings.writable.clone());
+        Ok(NamedRoot { directory, id, writable, is_shared: self.running_owner.is_some() })
     }
 
     /// Its own number, where it is there; else one for a new container.
@@ -316,7 +350,11 @@ impl Claim {
         let mounts = self.mounts.clone();
         let directory = remove_tree::open_directory(self.scope.dir.as_fd(), OsStr::new(&self.name));
         let settings = std::mem::take(&mut self.settings);
-        let written = directory.and_then(|directory| Started::new(plan, mounts, settings).write(&directory));
+        let started = Started::new(plan, mounts, settings);
+        let written = directory.and_then(|directory| match self.running_owner {
+            None => started.write(&directory),
+            Some(Owner { uid, gid }) => Started { uid, gid, ..started }.write_of_second(&directory),
+        });
         written.or_debug("nobody can enter this container");
         // Explicitly: with a process id namespace another process has it open as well, as long as the container runs.
         let _ = flock(&self.lock, FlockOperation::Unlock);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use mizzen_core::Failure;
 use mizzen_core::failure::cause;
 use mizzen_core::request::ImageSource;
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{Access, AtFlags, Dir, Mode, OFlags, accessat, fstat, openat, stat, unlinkat};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -156,17 +157,34 @@ impl Started {
         Started { facts, uid: plan.identity.inside_uid, gid: plan.identity.inside_gid, mounts, settings }
     }
 
-    /// Of the last start of a container.
-    pub fn read(scope: &ScopeDirectory, name: &str) -> Result<Started, Failure> {
-        let directory = open_directory(scope.dir.as_fd(), OsStr::new(name))
-            .map_err(|errno| Failure::caused_by(shown(&scope.path.join(name)), errno))?;
-        read(scope, name, &directory, STARTED)
+    /// Of the start of a container that runs, by its mount namespace.
+    pub fn read(scope: &ScopeDirectory, name: &str, mounts: &OwnedFd) -> Result<Started, Failure> {
+        let failed = |errno| Failure::caused_by(shown(&scope.path.join(name)), errno);
+        let directory = open_directory(scope.dir.as_fd(), OsStr::new(name)).map_err(failed)?;
+        let of_second = of_second(fstat(mounts).map_err(failed)?.st_ino);
+        let is_second = accessat(&directory, &*of_second, Access::EXISTS, AtFlags::empty()).is_ok();
+        read(scope, name, &directory, if is_second { &of_second } else { STARTED })
     }
 
-    /// Writes it into the container's directory.
+    /// Writes it into the container's directory. Those of earlier second containers say nothing any more.
     pub fn write(&self, directory: &OwnedFd) -> rustix::io::Result<()> {
+        for entry in Dir::read_from(directory)?.flatten() {
+            if entry.file_name().to_bytes().starts_with(of_second("").as_bytes()) {
+                unlinkat(directory, entry.file_name(), AtFlags::empty())?;
+            }
+        }
         write(directory, STARTED, self)
     }
+
+    /// The same for a second container on the same files, in which this process is.
+    pub fn write_of_second(&self, directory: &OwnedFd) -> rustix::io::Result<()> {
+        write(directory, &of_second(stat("/proc/self/ns/mnt")?.st_ino), self)
+    }
+}
+
+/// A second container's [`STARTED`], by the number of its mount namespace: that is no other's as long as the first one runs.
+fn of_second(namespace: impl Display) -> String {
+    format!("{STARTED}-{namespace}")
 }
 
 fn write(directory: &OwnedFd, name: &str, value: &impl Serialize) -> rustix::io::Result<()> {

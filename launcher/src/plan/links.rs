@@ -21,6 +21,20 @@ pub struct Links {
     pub in_memory: Vec<Link>,
 }
 
+impl Links {
+    /// Leaves out those that would replace files, which programs of a container that runs may have open.
+    pub fn leave_files(&mut self, tree: &dyn Tree, notes: &mut Vec<String>) {
+        self.in_image.retain(|(_, link)| {
+            let is_free = matches!(tree.entry(&link.path), Ok(None));
+            if !is_free {
+                let link = shown(&link.path);
+                notes.push(format!("the link {link} is not made: the container that runs has a file there"));
+            }
+            is_free
+        });
+    }
+}
+
 /// Finds the place of each link, absolute inside; of two with the same name the later holds.
 pub fn place(
     wanted: &[(PathBuf, PathBuf)],
@@ -140,6 +154,7 @@ mod tests {
     use mizzen_core::options::MountFlags;
 
     use super::*;
+    use crate::image::DirectoryTree;
     use crate::image::testing::Scratch;
     use crate::plan::Shape;
     use mizzen_core::options::Tmpfs;
@@ -186,6 +201,27 @@ mod tests {
         ] {
             assert_eq!(destination(Path::new(path), &wanted), expected.map(PathBuf::from), "{path}");
         }
+    }
+
+    #[test]
+    fn nothing_is_replaced_in_a_container_that_runs() {
+        let image = Scratch::new();
+        image.file("lib/libcuda.so", "");
+        image.link("lib/libother.so", "elsewhere");
+        image.link("lib/libsame.so", "libhost.so");
+        let tree = DirectoryTree::open(image.path()).unwrap();
+        let wanted = ["libcuda.so", "libother.so", "libsame.so", "libnew.so"]
+            .map(|name| (Path::new("/lib").join(name), PathBuf::from("libhost.so")));
+        let mut notes = Vec::new();
+        let mut links = place(&wanted, &[], &tree, &mut notes).unwrap();
+        assert_eq!((links.in_image.len(), notes.len()), (3, 0), "that of the same name is there");
+        links.leave_files(&tree, &mut notes);
+        let left: Vec<&Path> = links.in_image.iter().map(|(_, link)| link.path.as_path()).collect();
+        assert_eq!(left, [Path::new("/lib/libnew.so")]);
+        let note = |name: &str| {
+            format!("the link /lib/{name} is not made: the container that runs has a file there")
+        };
+        assert_eq!(notes, ["libcuda.so", "libother.so"].map(note));
     }
 
     #[test]

@@ -176,12 +176,18 @@ impl Plan {
         let mounts = mounts::decide(options, tree, host, &identity, others, &mut notes)?;
         let is_named = named.is_some();
         let root = root::decide(&options.settings.writable(), host, named)?;
-        let (mounts, files) = mount_changes::split_files(mounts, &root);
-        let links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
+        let (mounts, files) = mount_changes::split_files(mounts, &root, tree);
+        let mut links = links::place(&host_libraries.image_links, &mounts, tree, &mut notes)?;
+        let is_shared = matches!(root, Root::Shared { .. });
+        if is_shared {
+            links.leave_files(tree, &mut notes);
+        }
         // Where the image keeps their place from being mounted, nothing that it has there is taken for them.
         let mounted = mounts.iter().any(|mount| matches!(mount.kind, MountKind::Commands(_)));
         let commands = options.step.as_ref().and_then(|step| step.commands.clone()).filter(|_| mounted);
-        let skeletons = mount_points::skeletons(&mounts, commands.is_some(), links.in_image, tree)?;
+        // What login shells would look for is not put beside others' programs.
+        let with_commands = commands.is_some() && !is_shared;
+        let skeletons = mount_points::skeletons(&mounts, with_commands, links.in_image, tree)?;
         let workdir = decide_workdir(options, tree, metadata, host, &mounts, &mut notes);
         // What a named container has of its own is not known here.
         let left = || host_arguments::left_on_host(options, tree, host, &mounts, &workdir.value);

@@ -8,23 +8,37 @@ use mizzen_core::Failure;
 use mizzen_core::options::{MountFlags, Tmpfs};
 
 use super::{Root, mount_points};
+use crate::image::Tree;
 use crate::mount::{Mount, MountKind};
 
 /// No container works without these.
 const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// The files of our own that go into a writable root itself: a program that adds a user makes a new file and gives it the name of
-/// the old one, which cannot be done to a mount.
-pub fn split_files(mounts: Vec<Mount>, root: &Root) -> (Vec<Mount>, Vec<(PathBuf, Vec<u8>)>) {
+/// the old one, which cannot be done to a mount. In the root of a container that runs, they mostly are already, and others are not
+/// changed for those who are in it.
+pub fn split_files(
+    mounts: Vec<Mount>,
+    root: &Root,
+    tree: &dyn Tree,
+) -> (Vec<Mount>, Vec<(PathBuf, Vec<u8>)>) {
     if *root == Root::ReadOnly {
         return (mounts, Vec::new());
     }
     let places: BTreeSet<PathBuf> = mounts.iter().map(|mount| mount.target.clone()).collect();
     let in_root = |target: &Path| !target.ancestors().skip(1).any(|outer| places.contains(outer));
+    let is_there = |target: &Path, content: &[u8]| {
+        tree.read(target, content.len().saturating_add(1)).is_ok_and(|found| found == content)
+    };
+    let is_shared = matches!(root, Root::Shared { .. });
     let (mut kept, mut files) = (Vec::new(), Vec::new());
     for mount in mounts {
         match mount.kind {
-            MountKind::File(content) if in_root(&mount.target) => files.push((mount.target, content)),
+            MountKind::File(content) if in_root(&mount.target) => match is_shared {
+                true if is_there(&mount.target, &content) => {}
+                true => kept.push(Mount { kind: MountKind::File(content), ..mount }),
+                false => files.push((mount.target, content)),
+            },
             kind => kept.push(Mount { kind, ..mount }),
         }
     }

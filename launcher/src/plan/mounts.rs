@@ -430,21 +430,31 @@ mod tests {
 
     #[test]
     fn files_of_ours_are_in_a_writable_root_itself() {
-        let (_scratch, tree) = image();
+        let (scratch, tree) = image();
         let mounts = decided(&RunOptions::default(), &Host::for_tests(), &tree).unwrap();
-        let count = mounts.len();
-        assert_eq!(mount_changes::split_files(mounts.clone(), &Root::ReadOnly).1, []);
-        let (kept, files) =
-            mount_changes::split_files(mounts, &Root::Writable(Changes::InMemory { limit: "1m".to_owned() }));
+        let (all, count) = (mounts.clone(), mounts.len());
+        assert_eq!(mount_changes::split_files(mounts.clone(), &Root::ReadOnly, &tree).1, []);
+        let (kept, files) = mount_changes::split_files(
+            mounts,
+            &Root::Writable(Changes::InMemory { limit: "1m".to_owned() }),
+            &tree,
+        );
         let names: Vec<&Path> = files.iter().map(|(path, _)| path.as_path()).collect();
         assert_eq!(names, ["/etc/group", "/etc/passwd"].map(Path::new));
+        // In that of a container that runs, they are there already, or mounted.
+        scratch.file("etc/group", &files[0].1);
+        let shared = Root::Shared { read_only: false };
+        let (mounted, none) = mount_changes::split_files(all, &shared, &tree);
+        let has = |place: &str| mounted.iter().any(|mount| mount.target == Path::new(place));
+        assert_eq!((none.len(), has("/etc/group"), has("/etc/passwd")), (0, false, true));
         assert_eq!(kept.len(), count - 2);
         let covered =
             decided(&with_mounts(&[("/etc:/etc", Origin::Option)]), &Host::for_tests(), &tree).unwrap();
         assert_eq!(
             mount_changes::split_files(
                 covered,
-                &Root::Writable(Changes::InMemory { limit: "1m".to_owned() })
+                &Root::Writable(Changes::InMemory { limit: "1m".to_owned() }),
+                &tree
             )
             .1,
             []

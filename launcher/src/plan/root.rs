@@ -19,6 +19,11 @@ pub enum Root {
     ReadOnly,
     /// Under an overlay.
     Writable(Changes),
+    /// That of a named container that runs, once more.
+    Shared {
+        /// Whether it is only to be seen.
+        read_only: bool,
+    },
 }
 
 /// Where an overlay's changes are kept while the container lives.
@@ -53,11 +58,13 @@ pub struct NamedRoot {
     pub id: String,
     /// What the user says; a named container is writable unless they say no.
     pub writable: Option<Writable>,
+    /// Whether it runs, and this is to be a second one with its files.
+    pub is_shared: bool,
 }
 
 /// Decides it. A limit that is asked for holds, or the run is refused.
 pub fn decide(writable: &Writable, host: &Host, named: Option<NamedRoot>) -> Result<Root, Failure> {
-    if let Some(NamedRoot { directory, id, writable }) = named {
+    if let Some(NamedRoot { directory, id, writable, is_shared }) = named {
         return match writable {
             Some(Writable::UpTo(limit)) => Err(Failure::new(format!(
                 "writable up to {limit}: no limit holds for a named container, whose changes are on disk"
@@ -65,6 +72,9 @@ pub fn decide(writable: &Writable, host: &Host, named: Option<NamedRoot>) -> Res
             .hint("leave the size out, or the name")),
             writable => {
                 let read_only = writable == Some(Writable::No);
+                if is_shared {
+                    return Ok(Root::Shared { read_only });
+                }
                 Ok(Root::Writable(Changes::Named { directory, id, read_only }))
             }
         };
@@ -111,6 +121,8 @@ impl Root {
                 let parent = quote(parent.as_os_str().as_bytes());
                 format!("writable on disk, in a new directory below {parent}")
             }
+            Root::Shared { read_only: true } => "read-only, that of a container that runs".to_owned(),
+            Root::Shared { read_only: false } => "writable, that of a container that runs".to_owned(),
         }
     }
 
@@ -119,7 +131,9 @@ impl Root {
         match self {
             Root::ReadOnly => "default",
             Root::Writable(Changes::InMemory { .. }) => "by option, or mizzen.toml",
-            Root::Writable(Changes::Named { .. }) => "a named container, whose changes stay",
+            Root::Writable(Changes::Named { .. }) | Root::Shared { .. } => {
+                "a named container, whose changes stay"
+            }
             Root::Writable(Changes::OnDisk { .. }) => {
                 "by option, or mizzen.toml; the kernel's tmpfs has no user xattrs (Linux 6.6 has), so no limit holds"
             }
@@ -148,10 +162,13 @@ mod tests {
         assert_eq!(decided(None, false, None), disk("/var/tmp"));
         assert_eq!(decided(None, false, Some("/scratch")), disk("/scratch"));
         assert_eq!(decided(None, false, Some("relative")), disk("/var/tmp"));
-        let named = |writable| {
-            let named = NamedRoot { directory: "/c/x".into(), id: "7".to_owned(), writable };
+        let decide_named = |writable, is_shared| {
+            let named = NamedRoot { directory: "/c/x".into(), id: "7".to_owned(), writable, is_shared };
             decide(&Writable::No, &Host::for_tests(), Some(named))
         };
+        let named = |writable| decide_named(writable, false);
+        assert_eq!(decide_named(None, true), Ok(Root::Shared { read_only: false }));
+        assert_eq!(decide_named(Some(Writable::No), true), Ok(Root::Shared { read_only: true }));
         let kept = |read_only| {
             Ok(Root::Writable(Changes::Named { directory: "/c/x".into(), id: "7".to_owned(), read_only }))
         };

@@ -63,6 +63,8 @@ pub enum RootSource {
     Squashfs(Server),
     /// A directory of the host, by its path, and what was found there when it was opened.
     Directory(PathBuf, Metadata),
+    /// The root of a container that runs, cloned. Others serve it.
+    Clone(OwnedFd),
 }
 
 /// What a container is made of, opened.
@@ -154,6 +156,7 @@ impl Servers {
         let root = match sources.root {
             RootSource::Squashfs(server) => root::Source::Served(server.open_device()?),
             RootSource::Directory(path, opened) => root::Source::Directory(path, opened),
+            RootSource::Clone(mount) => root::Source::Mount(mount),
         };
         let data = data.into_iter().map(Server::open_device).collect::<Result<_, _>>()?;
         let changes = match &plan.root {
@@ -165,7 +168,9 @@ impl Servers {
                 ));
                 Some(directory)
             }
-            Root::Writable(Changes::InMemory { .. } | Changes::Named { .. }) | Root::ReadOnly => None,
+            Root::Writable(Changes::InMemory { .. } | Changes::Named { .. })
+            | Root::ReadOnly
+            | Root::Shared { .. } => None,
         };
         let Sources { watch, helper, when_entered, .. } = sources;
         Ok(Servers { root, data, changes, watch, user_namespace: None, helper, when_entered })

@@ -20,6 +20,7 @@ use nix::unistd::symlinkat;
 use tracing::debug;
 
 use super::Mountable;
+use super::processes::own_mount_name;
 use super::root::{NewRoot, make_link};
 use crate::mount::{HostFile, Link, Mount, MountKind, Shape};
 use crate::plan::{Changes, Plan, Root, lies_in};
@@ -210,9 +211,10 @@ pub fn propagate(mounted: BorrowedFd, flags: MsFlags) -> nix::Result<()> {
     mount(None::<&str>, &proc_path(mounted), None::<&str>, flags, None::<&str>)
 }
 
-/// Makes a mount point that the image has, where it was removed in an earlier run of a named container.
+/// Makes a mount point that the image has, where it was removed in an earlier run of a named container; or just now.
 fn make_again(plan: &Plan, root: &NewRoot, mount: &Mount, errno: Errno) -> nix::Result<OwnedFd> {
-    if errno != Errno::ENOENT || !matches!(plan.root, Root::Writable(Changes::Named { .. })) {
+    let is_named = matches!(plan.root, Root::Writable(Changes::Named { .. }) | Root::Shared { .. });
+    if errno != Errno::ENOENT || !is_named {
         return Err(errno);
     }
     let relative = mount.target.strip_prefix("/").unwrap_or(&mount.target);
@@ -242,7 +244,8 @@ fn devices_on(
     devices: Vec<(PathBuf, OwnedFd, Shape)>,
 ) -> Result<(), Failure> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    mount(Some("mizzen"), &proc_path(place), Some("tmpfs"), flags, Some("mode=0755,size=1m"))
+    let name = own_mount_name();
+    mount(Some(name.as_str()), &proc_path(place), Some("tmpfs"), flags, Some("mode=0755,size=1m"))
         .map_err(|errno| Failure::caused_by("cannot mount a tmpfs on /dev", errno))?;
     let dev = open_in_root(root.as_fd(), target).map_err(|e| in_container(target, e))?;
     for (path, source, shape) in devices {
@@ -473,8 +476,9 @@ pub fn make_mount_point(directory: BorrowedFd, relative: &Path, shape: Shape) ->
     while let Some(component) = components.next() {
         let Component::Normal(name) = component else { return Err(Errno::EINVAL) };
         if components.peek().is_none() && shape == Shape::File {
-            let flags = OFlag::O_CREAT | OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            openat(&current, name, flags, Mode::from_bits_truncate(0o644))?;
+            // In a container that runs, a program may make a FIFO of that name just now.
+            let flags = OFlag::O_CREAT | OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+            openat(&current, name, flags | OFlag::O_CLOEXEC, Mode::from_bits_truncate(0o644))?;
             return Ok(());
         }
         match mkdirat(&current, name, Mode::from_bits_truncate(0o755)) {

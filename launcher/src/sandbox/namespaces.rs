@@ -8,6 +8,8 @@ use mizzen_core::user_namespace::{Namespace, NamespaceLimits};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{geteuid, getgid, getuid, sethostname};
+use rustix::fs::CWD;
+use rustix::mount::{OpenTreeFlags, open_tree};
 use tracing::debug;
 
 use crate::options::Unshare;
@@ -89,6 +91,24 @@ impl Namespaces {
                 .map_err(|errno| Failure::caused_by("cannot enter the container", errno))?;
         }
         Ok(())
+    }
+}
+
+impl Namespaces {
+    /// The container's root without what is mounted in it, as one mount without a place. The kernel mounts an overlay's upper
+    /// directory only once, but whoever is in the container's namespaces may clone the mount; and such a clone can be put into the mount
+    /// namespace of another user namespace.
+    pub fn clone_root(&self) -> Result<OwnedFd, Failure> {
+        let clone = || {
+            setns(&self.user, CloneFlags::empty())?;
+            setns(&self.mounts, CloneFlags::empty())?;
+            Ok(open_tree(CWD, "/", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?)
+        };
+        sys::open_in_child(clone).map_err(|error| {
+            Failure::caused_by("its files cannot be mounted once more", error).hint(
+                "the flag no_exec needs the call open_tree (Linux 5.2), which a seccomp filter may forbid; wait for its end, or leave the flag out",
+            )
+        })
     }
 }
 

@@ -13,9 +13,10 @@ use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use mizzen_core::mountinfo;
+use mizzen_core::mountinfo::{self, MountLine};
 use nix::poll::{PollFlags, PollTimeout};
 use nix::unistd::getuid;
 use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
@@ -87,7 +88,7 @@ impl ContainerProcesses {
         }
         let name = mount_name(self.number);
         let mounts = mountinfo::parse(&fs::read(format!("/proc/{process}/mountinfo"))?);
-        Ok(mounts.into_iter().any(|mount| mount.source == name))
+        Ok(are_of_container(&mounts, &name))
     }
 
     fn look_at_namespaces(&self, process: &str) -> io::Result<bool> {
@@ -193,6 +194,12 @@ pub fn own_mount_name() -> String {
     number_at("self", "user").map_or_else(|_| "mizzen".to_owned(), mount_name)
 }
 
+/// Whether a process that sees these mounts is in the container whose mounts are called so. Its root says nothing: another container may
+/// have cloned that, with its name (`Namespaces::clone_root`).
+fn are_of_container(mounts: &[MountLine], name: &str) -> bool {
+    mounts.iter().any(|mount| mount.source == name && mount.place != Path::new("/"))
+}
+
 fn mount_name((_, inode): (u64, u64)) -> String {
     format!("mizzen-{inode}")
 }
@@ -204,4 +211,22 @@ fn number(namespace: &Metadata) -> (u64, u64) {
 
 fn number_at(process: &str, kind: &str) -> io::Result<(u64, u64)> {
     fs::metadata(format!("/proc/{process}/ns/{kind}")).map(|namespace| number(&namespace))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cloned_root_is_not_that_of_the_container_it_was_cloned_in() {
+        let line =
+            |place: &str, kind: &str, source: &str| format!("1 2 0:3 / {place} rw - {kind} {source} rw\n");
+        let first = line("/", "overlay", "mizzen-1") + &line("/dev", "tmpfs", "mizzen-1");
+        let second = line("/", "overlay", "mizzen-1") + &line("/dev", "tmpfs", "mizzen-2");
+        for (mounts, of_first, of_second) in [(first, true, false), (second, false, true)] {
+            let mounts = mountinfo::parse(mounts.as_bytes());
+            assert_eq!(are_of_container(&mounts, "mizzen-1"), of_first);
+            assert_eq!(are_of_container(&mounts, "mizzen-2"), of_second);
+        }
+    }
 }

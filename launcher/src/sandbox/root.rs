@@ -92,6 +92,13 @@ pub fn prepare(plan: &Plan, source: Source, changes: Option<&Path>) -> Result<Ne
             writable(plan, image, kept, changes, layers)?;
             Path::new(ROOT)
         }
+        Root::Shared { read_only } => {
+            remount(open_directory(image)?.as_fd(), false)?;
+            // Everybody who is in it sees them, and none is made over what is there.
+            add_mount_points(plan, image)?;
+            remount(open_directory(image)?.as_fd(), *read_only)?;
+            image
+        }
     };
     Ok(NewRoot { directory: open_directory(root)? })
 }
@@ -258,10 +265,11 @@ fn named(
         .map_err(|errno| Failure::caused_by("a named container: cannot bind its directory", errno))?;
     let lower = mount_point_layer(plan, &[], image)?;
     let options = format!("{lower},upperdir={place}/upper,workdir={place}/work,userxattr,index=on");
-    let flags = if read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
     let end = Instant::now() + TEARDOWN;
     loop {
-        match overlay(&options, flags) {
+        match overlay(&options, MsFlags::empty()) {
+            // The mount, and not its file system, which a second container may write to.
+            Ok(()) if read_only => return remount(open_directory(Path::new(ROOT))?.as_fd(), true),
             Ok(()) => return Ok(()),
             Err(nix::errno::Errno::EBUSY) if Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(10))
@@ -379,7 +387,7 @@ fn bind_mount_points(plan: &Plan, image: &Path) -> Result<(), Failure> {
         let root = open_directory(Path::new(ROOT))?;
         let new = open_in_root(root.as_fd(), &skeleton.directory).map_err(failed)?;
         fill(skeleton, old.as_fd(), new.as_fd())?;
-        read_only(new.as_fd())?;
+        remount(new.as_fd(), true)?;
     }
     Ok(())
 }
@@ -427,11 +435,11 @@ fn tmpfs(place: &Path, options: &str) -> Result<(), Failure> {
     })
 }
 
-fn read_only(directory: BorrowedFd) -> Result<(), Failure> {
-    let flags =
-        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+fn remount(directory: BorrowedFd, read_only: bool) -> Result<(), Failure> {
+    let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    flags.set(MsFlags::MS_RDONLY, read_only);
     mount(None::<&str>, &proc_path(directory), None::<&str>, flags, None::<&str>)
-        .map_err(|errno| Failure::caused_by("cannot make the root read-only", errno))
+        .map_err(|errno| Failure::caused_by("cannot make the root read-only or writable", errno))
 }
 
 fn make_directory(path: &Path) -> Result<(), Failure> {

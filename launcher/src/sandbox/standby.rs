@@ -13,7 +13,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +23,6 @@ use mizzen_core::Failure;
 use mizzen_squashfs::fuse;
 use nix::poll::{PollFlags, PollTimeout};
 use nix::sched::{CloneFlags, setns};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
-use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::geteuid;
 use rustix::fs::{FileType, FlockOperation, flock};
 use rustix::io::Errno;
@@ -238,22 +236,9 @@ pub fn connection(lock: &Path, user_namespace: &OwnedFd) -> Result<Serving, Fail
 
 /// Opens /dev/fuse as a process of the container would, and as the node has it.
 fn open_device_in(user_namespace: &OwnedFd) -> io::Result<OwnedFd> {
-    let (to_parent, from_child) =
-        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
-    let child = sys::spawn_child(|| {
-        let open = || -> io::Result<()> {
-            setns(user_namespace, CloneFlags::CLONE_NEWUSER)?;
-            let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
-            Ok(sys::send_descriptors(&to_parent, &[1], &[device.as_raw_fd()])?)
-        };
-        open().map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
-    })?;
-    let ended = waitpid(child, None);
-    drop(to_parent);
-    let (_, mut devices) = sys::receive_descriptors(&from_child, &mut [0], MsgFlags::MSG_DONTWAIT)?;
-    devices.pop().ok_or_else(|| match ended {
-        Ok(WaitStatus::Exited(_, errno)) => io::Error::from_raw_os_error(errno),
-        _ => io::ErrorKind::Other.into(),
+    sys::open_in_child(|| {
+        setns(user_namespace, CloneFlags::CLONE_NEWUSER)?;
+        Ok(OpenOptions::new().read(true).write(true).open("/dev/fuse")?.into())
     })
 }
 

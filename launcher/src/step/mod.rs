@@ -189,7 +189,7 @@ fn enter(
             save = save_target(&options, others)?;
             let claim = match containers::find(&mut options)? {
                 None => None,
-                Some(Found::Stopped(claim)) => Some(*claim),
+                Some(Found::Startable(claim)) => Some(*claim),
                 Some(found) => {
                     let facts = join_named(handover, channel, found, &options, environment)?;
                     return Ok((program_of(handover, &options, &facts, environment), save));
@@ -274,7 +274,7 @@ fn join_named(
             lone.into_iter().for_each(|text| notes.log(text));
             (namespaces, facts)
         }
-        Found::Stopped(_) => return Err(Failure::new("the container does not run")),
+        Found::Startable(_) => return Err(Failure::new("the container is not to be entered")),
     };
     channel.log_ready(&notes.added_to(format!("entered: {}", log_name(&options.image, &facts))));
     if !alone {

@@ -23,7 +23,7 @@ pub use ended::{end_of, end_of_self, is_missing};
 pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace};
 pub use leases::{is_open_elsewhere, is_written};
 pub use mapped::Mapped;
-pub use scm_rights::{receive_descriptors, send_descriptors};
+pub use scm_rights::{open_in_child, receive_descriptors, send_descriptors};
 pub use streams::{check_stdout, leave_stdout_closed};
 
 /// Forks. The caller promises to be the only thread, so that the child may do anything.

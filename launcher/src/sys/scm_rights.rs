@@ -1,11 +1,15 @@
 //! Messages with descriptors between processes.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::cmsg_space;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg,
+    socketpair,
+};
+use nix::sys::wait::{WaitStatus, waitpid};
 
 /// Sends a message with descriptors. The kernel compares those that all processes of the user have under way with the
 /// sender's limit on open files; the steps of a job that run at once have many more than one of them needs.
@@ -43,4 +47,21 @@ pub fn receive_descriptors(
         }
     }
     Ok((message.bytes, fds))
+}
+
+/// Has a child open something, which may enter namespaces for that, and takes it from there.
+pub fn open_in_child(open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+    let (to_parent, from_child) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    let child = super::spawn_child(|| {
+        let sent = open().and_then(|opened| Ok(send_descriptors(&to_parent, &[1], &[opened.as_raw_fd()])?));
+        sent.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
+    })?;
+    let ended = waitpid(child, None);
+    drop(to_parent);
+    let (_, mut opened) = receive_descriptors(&from_child, &mut [0], MsgFlags::MSG_DONTWAIT)?;
+    opened.pop().ok_or_else(|| match ended {
+        Ok(WaitStatus::Exited(_, errno)) => io::Error::from_raw_os_error(errno),
+        _ => io::ErrorKind::Other.into(),
+    })
 }

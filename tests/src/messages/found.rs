@@ -57,7 +57,7 @@ const NOTES: [(&str, &str); 18] = [
     ("host_libraries/fabric.rs", "locked_memory"),
     ("host_libraries/show.rs", "closed"),
     ("host_libraries/show.rs", "note"),
-    ("pipeline.rs", "enter"),
+    ("pipeline.rs", "go_on_serving"),
     ("plan/mount_options.rs", "asked_mounts"),
     ("plan/mpi.rs", "misfit"),
     ("plan/mpi.rs", "misfit_to_hydra"),

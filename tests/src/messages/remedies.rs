@@ -306,6 +306,10 @@ const REMEDIES: &[(&str, &str)] = &[
     ("… is a symbolic link to …, which is not in the container", "mount the directory that it leads to"),
     ("… is being copied to the node by …", "this step waits for that copy"),
     ("… is left out: *", "choose a mount point below no other mount, or make it on the host first"),
+    (
+        "the link … is not made: the container that runs has a file there",
+        "a CDI specification asks for this link; start a container of another name",
+    ),
     ("the link … is left out: *", "choose a mount point below no other mount, or make it on the host first"),
     (
         "… is not in the container; the program starts in …",

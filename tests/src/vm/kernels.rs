@@ -135,6 +135,13 @@ const SERVER_KILLED: &str = "mizzen run --name two /images/bb.sqsh sh -c 'touch 
      mizzen run --name two /images/bb.sqsh sh -c 'touch /tmp/second; until [ -e /tmp/third ]; do sleep 0.1; done; md5sum /bin/busybox >/dev/null; cat /image; echo read' & \
      until [ -e /tmp/second ]; do sleep 0.1; done; sleep 1; pkill -KILL -o -x mizzen-fuse; sleep 1; touch /tmp/third; wait $!; touch /tmp/end; wait; \
      rm /tmp/first /tmp/second /tmp/third /tmp/end; mizzen containers remove two >/dev/null";
+/// The same with a second container on the files of the first one.
+const BESIDE: &str = "mizzen run --name two /images/bb.sqsh sh -c 'echo one > /first; touch /tmp/first; until [ -e /tmp/end ]; do sleep 0.1; done; cat /second' & \
+     until [ -e /tmp/first ]; do sleep 0.1; done; sleep 1; \
+     mizzen run --name two:no_exec --remap-root -m /images:/mnt/own - sh -c 'id -u; cat /first; ls /mnt/own/bb.sqsh; echo two > /second; touch /tmp/second; \
+       until [ -e /tmp/third ]; do sleep 0.1; done; md5sum /bin/busybox >/dev/null; cat /image; echo read' & \
+     until [ -e /tmp/second ]; do sleep 0.1; done; sleep 1; pkill -KILL -o -x mizzen-fuse; sleep 1; touch /tmp/third; wait $!; touch /tmp/end; wait; \
+     rm /tmp/first /tmp/second /tmp/third /tmp/end; mizzen containers remove two >/dev/null";
 const READ_ONLY: &str =
     "sh -c 'id -un; cat /image /mnt/a; touch /x || echo read-only; touch /mnt/y || echo read-only'";
 
@@ -212,6 +219,8 @@ fn checks_of(can: &Abilities) -> Vec<Check> {
         all.push(prints("named container", "for i in 1 2; do mizzen run --name dev /images/bb.sqsh sh -c 'echo once >> /etc/new'; done; mizzen run --name dev /images/bb.sqsh cat /etc/new; mizzen containers remove dev", "once\nonce\ndev: removed\n"));
         all.push(prints("saved", SAVED, "saved\n"));
         all.push(prints("another file server goes on with a named container", SERVER_KILLED, "bb\nread\n"));
+        let beside = "0\none\n/mnt/own/bb.sqsh\nbb\nread\ntwo\n";
+        all.push(prints("a second container on the files of one that runs", BESIDE, beside));
     } else {
         all.push(fails("writable: refused with a hint", WRITABLE, 125, NO_OVERLAY));
         all.push(fails("named container: refused with a hint", NAMED, 125, NO_NAME));

@@ -40,7 +40,7 @@ impl DirectoryTree {
     }
 
     /// The tree below a directory that is already open.
-    pub fn from_file(directory: &File) -> io::Result<DirectoryTree> {
+    pub fn from_file(directory: impl AsFd) -> io::Result<DirectoryTree> {
         Ok(DirectoryTree { root: directory.as_fd().try_clone_to_owned()? })
     }
 
