@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server;
 use mizzen_core::image::{self, ImageFormat, cannot_open};
 use mizzen_core::reference::names_a_registry;
 use mizzen_core::{Failure, Reference};
@@ -65,7 +66,7 @@ impl Source {
         if bytes.is_empty() {
             return Err(Failure::new("the source is empty").hint(FORMS));
         }
-        let is_file = || Path::new(text).symlink_metadata().is_ok();
+        let is_file = || fs_server::is_there(Path::new(text));
         if names_a_registry(bytes) {
             return Reference::parse(bytes).map(Source::Registry);
         }
@@ -110,6 +111,12 @@ fn split_name(text: &OsStr) -> (PathBuf, Option<String>) {
 }
 
 fn recognised(path: &Path) -> Result<Source, Failure> {
+    // What is meant as the name of an image in a registry may be that of something which another user has mounted here.
+    if path.components().count() == 1
+        && let Some(part) = fs_server::look(path).served
+    {
+        return Err(fs_server::not_safe(path, &part));
+    }
     let metadata = path.metadata().map_err(|error| {
         let is_missing = error.kind() == std::io::ErrorKind::NotFound;
         let failure = cannot_open(path, error);
