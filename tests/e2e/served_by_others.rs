@@ -439,6 +439,20 @@ fn a_server_on_a_name_that_is_only_asked_for_stops_nobody() {
         1,
         "hello is not safe from other users: /scratch/hello lies on a file system that uid 2002 serves",
     );
+    // Inside a batch job, whose script calls Slurm's commands.
+    let script = "#!/bin/sh\nexec 2>&1; cd /scratch\n\
+                  timeout -s KILL 10 squeue -h -o %A/%t | grep -v hint; timeout -s KILL 10 sbatch -J hello ./job.sh | grep -v hint\n";
+    cluster.share("job.sh", script.as_bytes()).unwrap();
+    let job = "cp /shared/job.sh .; timeout -s KILL 30 sbatch -Q --wait -o out --container=/shared/a.sqsh \
+               --container-mounts=/scratch job.sh > /dev/null; cat out";
+    let refused = |command: &str, word: &str, place: &str| {
+        format!(
+            "mizzen: {command}: {word} is taken from outside the container, and {place} lies on a file system that uid 2002 serves\n"
+        )
+    };
+    let expected =
+        [refused("squeue", "%A/%t", "/scratch/%A"), refused("sbatch", "hello", "/scratch/hello")].concat();
+    assert_out(&cluster.run(job), 0, &expected);
     assert!(cluster.all_idle());
 }
 
