@@ -181,7 +181,8 @@ fn exports_all(list: &OsStr) -> bool {
 
 /// Whether the variable names files of the side it is set on.
 pub fn belongs_to_one_side(name: &OsStr) -> bool {
-    variable_rules::belongs_to_one_side(name) || ONE_SIDED.iter().any(|pattern| variable_rules::matches(pattern, name))
+    variable_rules::belongs_to_one_side(name)
+        || ONE_SIDED.iter().any(|pattern| variable_rules::matches(pattern, name))
 }
 
 /// Whether the host's command has the host's value of it.

@@ -381,6 +381,7 @@ fn refusal(why: String) -> Failure {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -446,6 +447,20 @@ mod tests {
             assert_eq!(check("missing", role, inode(&one)), Err(expected.clone()));
         }
         assert_eq!(check("missing", Role::Program, None), Ok(()));
+        // Others could make them before the command looks, if it is not the caller's own directory.
+        fs::set_permissions(&top, PermissionsExt::from_mode(0o775)).unwrap();
+        for (name, role) in
+            [("missing", Role::Output), ("missing/x/%j", Role::Output), ("missing", Role::WorkingDirectory)]
+        {
+            let refused = check(name, role, None).unwrap_err();
+            assert!(
+                refused.starts_with(&format!("{name} is taken from outside the container, and ")),
+                "{refused}"
+            );
+            let parent = inode(&top);
+            let file = NamedFile { name: name.into(), variable: None, role, inside: None, parent };
+            assert_eq!(file.check(&top), Ok(()));
+        }
         fs::remove_dir_all(&top).unwrap();
     }
 
