@@ -432,7 +432,7 @@ fn a_server_on_a_name_that_is_only_asked_for_stops_nobody() {
         &cluster,
         "mkdir names; ln -s /usr/bin/mizzen names/enroot; cd /scratch; timeout -s KILL 10 ~/names/enroot start hello true",
     );
-    assert_failed(&enroot, 1, "hello: no such container of yours on this node");
+    assert_failed(&enroot, 125, "hello: no such container of yours on this node");
     let import = run_in_time(&cluster, "cd /scratch; timeout -s KILL 10 mizzen import hello");
     assert_failed(
         &import,
@@ -440,8 +440,8 @@ fn a_server_on_a_name_that_is_only_asked_for_stops_nobody() {
         "hello is not safe from other users: /scratch/hello lies on a file system that uid 2002 serves",
     );
     // Inside a batch job, whose script calls Slurm's commands.
-    let script = "#!/bin/sh\nexec 2>&1; cd /scratch\n\
-                  timeout -s KILL 10 squeue -h -o %A/%t | grep -v hint; timeout -s KILL 10 sbatch -J hello ./job.sh | grep -v hint\n";
+    let script = "#!/bin/sh\ncd /scratch\n\
+                  timeout -s KILL 10 squeue -h -o %A/%t 2>&1 | grep -v hint; timeout -s KILL 10 sbatch -J hello ./job.sh 2>&1 | grep -v hint\n";
     cluster.share("job.sh", script.as_bytes()).unwrap();
     let job = "cp /shared/job.sh .; timeout -s KILL 30 sbatch -Q --wait -o out --container=/shared/a.sqsh \
                --container-mounts=/scratch job.sh > /dev/null; cat out";
