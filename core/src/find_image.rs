@@ -231,7 +231,12 @@ fn look_for(
 /// else can have made it.
 fn refuse_planted(name: &Path, candidates: &[PathBuf]) -> Result<(), Failure> {
     let Some((own, folders)) = candidates.split_first() else { return Ok(()) };
-    let Some(sites) = folders.iter().find(|path| fs_server::is_there(path)) else { return Ok(()) };
+    // Whoever serves a folder of the site's is the site's choice.
+    let is_in = |path: &&PathBuf| match (path.parent(), path.file_name()) {
+        (Some(folder), Some(name)) => fs_server::reach_name(folder, Path::new(name)).is_ok(),
+        _ => false,
+    };
+    let Some(sites) = folders.iter().find(is_in) else { return Ok(()) };
     let is_planted = foreign_part(own).is_some()
         || fs_server::is_there(own) && check_only_users(own, geteuid().as_raw()).is_err();
     if !is_planted {

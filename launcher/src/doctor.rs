@@ -84,7 +84,7 @@ pub fn examine(as_json: bool) -> ExitCode {
     let text = if as_json { json_report(&results, verdict) } else { text_report(&results, verdict) };
     if let Err(failure) = print(&text) {
         report(&failure);
-        return ExitCode::from(NOT_TRIED);
+        return ExitCode::FAILURE;
     }
     match verdict {
         Verdict::Healthy => ExitCode::SUCCESS,
@@ -235,7 +235,7 @@ fn examine_as_user(as_json: bool) -> Option<ExitCode> {
         });
     if let Err(failure) = print(&lines.collect::<String>()) {
         report(&failure);
-        return Some(ExitCode::from(NOT_TRIED));
+        return Some(ExitCode::FAILURE);
     }
     // Only these are its verdict.
     Some(match done.status.code() {

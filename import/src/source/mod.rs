@@ -112,12 +112,14 @@ fn split_name(text: &OsStr) -> (PathBuf, Option<String>) {
 
 fn recognised(path: &Path) -> Result<Source, Failure> {
     // What is meant as the name of an image in a registry may be that of something which another user has mounted here.
-    if path.components().count() == 1
-        && let Some(part) = fs_server::look(path).served
-    {
-        return Err(fs_server::not_safe(path, &part));
+    let is_bare = path.components().count() == 1;
+    let look = is_bare.then(|| fs_server::look(path));
+    if let Some(part) = look.as_ref().and_then(|look| look.served.as_ref()) {
+        return Err(fs_server::not_safe(path, part));
     }
-    let metadata = path.metadata().map_err(|error| {
+    let reached = look.and_then(|look| look.end.ok());
+    let place = reached.as_ref().map_or(path.to_owned(), fs_server::proc_path);
+    let metadata = place.metadata().map_err(|error| {
         let is_missing = error.kind() == std::io::ErrorKind::NotFound;
         let failure = cannot_open(path, error);
         if is_missing { failure.hint("an image in a registry is written docker://NAME") } else { failure }
@@ -131,12 +133,12 @@ fn recognised(path: &Path) -> Result<Source, Failure> {
             Source::Directory(path.into())
         });
     }
-    let not_an_image = match image::open(path) {
+    let not_an_image = match image::open_at(path, &place) {
         Ok(probed) if probed.form != ImageFormat::Directory => return Ok(Source::Image(path.into())),
         Ok(_) => return Ok(Source::Directory(path.into())),
         Err(failure) => failure,
     };
-    let mut file = File::open(path).map_err(|error| cannot_open(path, error))?;
+    let mut file = File::open(&place).map_err(|error| cannot_open(path, error))?;
     match first_name(&mut file) {
         Some(name) if is_archive_name(&name) => Ok(Source::Archive(path.into(), None, None)),
         Some(_) => Ok(Source::Tar(path.into())),
