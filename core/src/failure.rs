@@ -82,6 +82,16 @@ impl Failure {
         Failure { kind, ..self }
     }
 
+    /// Whether the kernel had no memory, process or descriptor left, which says nothing of what was tried. A failure crosses borders as
+    /// text, so the innermost cause is compared with the kernel's words.
+    pub fn is_shortage(&self) -> bool {
+        let word = |number: i32| cause(&std::io::Error::from_raw_os_error(number));
+        let innermost = self.causes.last();
+        [libc::ENOMEM, libc::EAGAIN, libc::ENFILE, libc::EMFILE]
+            .into_iter()
+            .any(|number| innermost == Some(&word(number)))
+    }
+
     /// Text for every border that a failure crosses, between processes and privileges: [`Failure::decode`] reads it.
     pub fn encode(&self) -> String {
         let line = |text: &str| text.replace('\n', " ");

@@ -11,7 +11,7 @@ use nix::unistd::geteuid;
 use crate::config::{Compatible, ImagePolicy, ImportWhen};
 use crate::digest::split_pin;
 use crate::failure::{quote, quote_reference};
-use crate::fs_server::{FsServer, ServedPart, find_served};
+use crate::fs_server::{self, FsServer, ServedPart, find_served};
 use crate::image::{self, ImageFormat};
 use crate::options::expected_of_a_shell;
 use crate::reference::names_a_registry;
@@ -88,7 +88,8 @@ impl ImageFinder<'_> {
             let reference = Reference::parse(value)?;
             return self.find_in_registry(&reference).map_err(|failure| name(&reference, failure));
         }
-        let (path, digest) = find_file(value, self.directory, self.config, |path| self.look_at(path))?;
+        let (path, digest) =
+            find_file(value, self.directory, self.config, |path, place| self.look_at(path, place))?;
         if let Some(digest) = digest {
             let shown = quote(path.as_os_str().as_bytes());
             self.policy.check_digest(digest).map_err(|failure| failure.about(shown))?;
@@ -121,12 +122,12 @@ impl ImageFinder<'_> {
     }
 
     /// What lies at a path, if there is something. What it is, is found out now rather than when the job starts.
-    fn look_at(&self, candidate: &Path) -> Result<Option<ImageFormat>, Failure> {
-        match candidate.symlink_metadata() {
+    fn look_at(&self, candidate: &Path, place: &Path) -> Result<Option<ImageFormat>, Failure> {
+        match place.symlink_metadata() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             _ => {}
         }
-        let opened = image::open(candidate)?;
+        let opened = image::open_at(candidate, place)?;
         let shown = || quote(candidate.as_os_str().as_bytes());
         self.policy.check_file(&opened.file).map_err(|failure| failure.about(shown()))?;
         Ok(Some(opened.form))
@@ -145,7 +146,7 @@ fn refuse_file_of_that_name(value: &[u8], directory: &Path) -> Result<(), Failur
         return Err(Failure::new(format!("{path} is not safe from other users: {}", part.describe()))
             .hint(format!("write ./{shown} for the file, docker://{shown} for the registry")));
     }
-    if path.symlink_metadata().is_err() {
+    if !fs_server::is_there(&path) {
         return Ok(());
     }
     Err(Failure::new(format!("{shown} is the name of a file here, and of an image in a registry"))
@@ -157,13 +158,13 @@ fn foreign_part(path: &Path) -> Option<ServedPart> {
     find_served(path, FsServer::is_foreign).ok().flatten()
 }
 
-/// Finds a file or directory: its absolute path, and the content that the name asks for. `look` says what lies at a path; None if
-/// there is nothing.
+/// Finds a file or directory: its absolute path, and the content that the name asks for. `look` says what lies at a path, by another
+/// one that leads to what has been found there; None if there is nothing.
 pub fn find_file(
     value: &[u8],
     directory: &Path,
     config: &Config,
-    look: impl Fn(&Path) -> Result<Option<ImageFormat>, Failure>,
+    look: impl Fn(&Path, &Path) -> Result<Option<ImageFormat>, Failure>,
 ) -> Result<(PathBuf, Option<Digest>), Failure> {
     check_path_text(value)?;
     if let Some(scheme) = scheme_of(value) {
@@ -193,7 +194,7 @@ fn look_for(
     name: &Path,
     directory: &Path,
     config: &Config,
-    look: impl Fn(&Path) -> Result<Option<ImageFormat>, Failure>,
+    look: impl Fn(&Path, &Path) -> Result<Option<ImageFormat>, Failure>,
 ) -> Result<(PathBuf, ImageFormat), Failure> {
     let mut candidates = vec![directory.join(name)];
     let bare =
@@ -206,7 +207,10 @@ fn look_for(
         refuse_mounted(name, directory)?;
     }
     for candidate in &candidates {
-        if let Some(format) = look(candidate)? {
+        // Between two looks at a name others could mount something there. Who writes a path means what is there.
+        let reached = if bare { fs_server::reach(candidate).ok() } else { None };
+        let place = reached.as_ref().map_or(candidate.clone(), fs_server::proc_path);
+        if let Some(format) = look(candidate, &place)? {
             return Ok((candidate.clone(), format));
         }
     }
@@ -227,10 +231,14 @@ fn look_for(
 /// else can have made it.
 fn refuse_planted(name: &Path, candidates: &[PathBuf]) -> Result<(), Failure> {
     let Some((own, folders)) = candidates.split_first() else { return Ok(()) };
-    let there = |path: &Path| path.symlink_metadata().is_ok();
-    let Some(sites) = folders.iter().find(|path| there(path)) else { return Ok(()) };
-    let is_planted =
-        foreign_part(own).is_some() || there(own) && check_only_users(own, geteuid().as_raw()).is_err();
+    // Whoever serves a folder of the site's is the site's choice.
+    let is_in = |path: &&PathBuf| match (path.parent(), path.file_name()) {
+        (Some(folder), Some(name)) => fs_server::reach_name(folder, Path::new(name)).is_ok(),
+        _ => false,
+    };
+    let Some(sites) = folders.iter().find(is_in) else { return Ok(()) };
+    let is_planted = foreign_part(own).is_some()
+        || fs_server::is_there(own) && check_only_users(own, geteuid().as_raw()).is_err();
     if !is_planted {
         return Ok(());
     }

@@ -10,6 +10,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
@@ -20,7 +21,7 @@ use nix::unistd::geteuid;
 
 use crate::Failure;
 use crate::failure::quote;
-use crate::mountinfo::{self, MountLine, mount_id};
+use crate::mountinfo::{self, MountLine, mount_id, open_on_same_mount};
 
 /// The kernel's limit.
 const LINKS: u32 = 40;
@@ -156,17 +157,109 @@ pub fn refuse_foreign(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// How far a path leads. A file system that is not believed has been asked nothing, and is not entered.
+pub struct Look {
+    /// What is at its end, opened for looking at it; or why that was not reached. EXDEV: there is another's file system on the way.
+    pub end: Result<File, Errno>,
+    /// The last directory on the way: the end, or what it is in, or that in which the next name is missing.
+    pub directory: Option<File>,
+    /// The links on the way, and whose they are.
+    pub links: Vec<(PathBuf, u32)>,
+    /// The part at which such a file system begins.
+    pub served: Option<ServedPart>,
+}
+
+/// Looks where a path leads, and asks nothing of a file system that is refused.
+pub fn look_unless(path: &Path, is_refused: impl Fn(FsServer) -> bool) -> Look {
+    let mut look = Look { end: Err(Errno::EXDEV), directory: None, links: Vec::new(), served: None };
+    let mut last: Option<File> = None;
+    let walked = walk_with_links(path, |here, seen| {
+        let copy = || here.try_clone().map_err(errno_of);
+        match seen {
+            Seen::Part(server) if is_refused(server) => {
+                return Ok(ControlFlow::Break(ServedPart::new(here, server)));
+            }
+            // What something has been looked for in is a directory.
+            Seen::Part(_) => look.directory = last.replace(copy()?).or(look.directory.take()),
+            Seen::Link => {
+                let owner = here.metadata().map_err(errno_of)?.uid();
+                look.links.push((place_of(here), owner));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    });
+    if let Some(last) = last.filter(|last| last.metadata().is_ok_and(|found| found.is_dir())) {
+        look.directory = Some(last);
+    }
+    match walked {
+        Ok(ControlFlow::Break(part)) => look.served = Some(part),
+        Ok(ControlFlow::Continue(file)) => look.end = Ok(file),
+        Err(errno) => look.end = Err(errno),
+    }
+    look
+}
+
+/// The same, where nobody but root and the user is believed; but for whoever serves the current directory: who is in such a file
+/// system means it.
+pub fn look(path: &Path) -> Look {
+    look_from(Path::new("."), path)
+}
+
+/// The same from another directory, whose server is believed instead.
+pub fn look_from(directory: &Path, path: &Path) -> Look {
+    let here = || openat(AT_FDCWD, directory, looking(), Mode::empty()).map(FsServer::of).ok();
+    look_unless(&directory.join(path), |server| server.is_foreign() && here() != Some(server))
+}
+
+/// What a path leads to, opened for looking at it. In a directory where everybody can make names, another user may have mounted a
+/// file system of their own on one, whose server answers what it likes, or never. Nothing has been asked of it when this returns
+/// EXDEV.
+pub fn reach(path: &Path) -> io::Result<File> {
+    Ok(look(path).end?)
+}
+
+/// The same from another directory; a link at the end is not followed.
+pub fn reach_name(directory: &Path, path: &Path) -> io::Result<File> {
+    let whole = || Ok(look_from(directory, path).end?);
+    let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else { return whole() };
+    let found = look_from(directory, parent).end?;
+    match open_on_same_mount(found.as_fd(), name) {
+        // Root may have mounted something there, or the user.
+        Err(error) if error.raw_os_error() == Some(libc::EXDEV) => whole(),
+        opened => opened.map(File::from),
+    }
+}
+
+/// Whether there is something at the end of a path, be it a link that leads nowhere. What another user serves is not.
+pub fn is_there(path: &Path) -> bool {
+    reach_name(Path::new("."), path).is_ok()
+}
+
+/// Whether a path leads to a directory; to none that another user serves.
+pub fn is_directory(path: &Path) -> bool {
+    reach(path).and_then(|found| found.metadata()).is_ok_and(|found| found.is_dir())
+}
+
+fn errno_of(error: io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
 /// Why a path is none to look at.
-pub(crate) fn not_safe(path: &Path, part: &ServedPart) -> Failure {
+pub fn not_safe(path: &Path, part: &ServedPart) -> Failure {
     let path = quote(path.as_os_str().as_bytes());
     Failure::new(format!("{path} is not safe from other users: {}", part.describe())).hint(
         "whoever serves a file system (FUSE) decides what is in it; use another directory, or ask an administrator to remove it",
     )
 }
 
+/// A path that leads to an open file, whatever has its name by now.
+pub fn proc_path(file: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
 /// The path of a descriptor, which nobody but the kernel is asked for.
 pub fn place_of(file: &impl AsRawFd) -> PathBuf {
-    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default()
+    fs::read_link(proc_path(file)).unwrap_or_default()
 }
 
 /// Follows a path by hand, component by component and link by link, so that what is looked at is what is gone through: whoever
@@ -364,13 +457,48 @@ mod tests {
     }
 
     #[test]
+    fn it_is_known_how_far_a_path_leads() {
+        let top = std::env::temp_dir().join(format!("mizzen-look-{}", std::process::id()));
+        fs::create_dir_all(top.join("a/b")).unwrap();
+        fs::write(top.join("a/file"), "x").unwrap();
+        let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, top.join(name)).unwrap();
+        link("a/b", "link");
+        link("a/missing", "dangling");
+        let real = top.canonicalize().unwrap();
+        let relative = |path: PathBuf| path.strip_prefix(&real).map(|path| path.display().to_string());
+        let seen = |name: &str| {
+            let look = look(&top.join(name));
+            let directory = relative(place_of(&look.directory.unwrap())).unwrap();
+            let links = look.links.into_iter().filter_map(|(place, _)| relative(place).ok());
+            (look.end.err(), directory, links.collect::<Vec<_>>().join(" "))
+        };
+        for (name, errno, directory, links) in [
+            ("a/b", None, "a/b", ""),
+            ("a/file", None, "a", ""),
+            ("link", None, "a/b", "link"),
+            ("link/x/y", Some(Errno::ENOENT), "a/b", "link"),
+            ("dangling/x", Some(Errno::ENOENT), "a", "dangling"),
+            ("a/file/x", Some(Errno::ENOTDIR), "a", ""),
+            ("x", Some(Errno::ENOENT), "", ""),
+        ] {
+            assert_eq!(seen(name), (errno, directory.to_owned(), links.to_owned()), "{name}");
+        }
+        assert!(is_there(&top.join("dangling")) && !is_there(&top.join("a/missing")));
+        assert!(is_directory(&top.join("link")) && !is_directory(&top.join("a/file")));
+        let refused = look_unless(&top.join("a"), |_| true);
+        assert_eq!(refused.end.err(), Some(Errno::EXDEV));
+        assert!(refused.served.is_some() && refused.directory.is_none());
+        fs::remove_dir_all(top).unwrap();
+    }
+
+    #[test]
     fn a_mount_that_is_not_listed_is_not_believed() {
         // The kernel's own, which no process sees mounted.
         let (pipe, _) = io::pipe().unwrap();
         assert_eq!(FsServer::of(pipe), FsServer::Unknown);
         let status = File::open("/proc/self/status").unwrap();
         assert_eq!(FsServer::of(&status), FsServer::Root);
-        let device = std::os::unix::fs::MetadataExt::dev(&status.metadata().unwrap());
+        let device = MetadataExt::dev(&status.metadata().unwrap());
         assert_eq!(ServedPart::new(&status, FsServer::Root).device, Some(device));
     }
 }

@@ -2,7 +2,7 @@
 //! in a queue; the launcher asks it on the node, about the file that it has opened.
 
 use std::fmt::{self, Display};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -205,8 +205,22 @@ impl ImagePolicy {
         // Who serves a file system says whose its files are.
         match server {
             FsServer::User(uid) => self.check_owner(uid),
-            FsServer::Root | FsServer::Unknown => self.check_owner(found.uid()),
+            FsServer::Root | FsServer::Unknown => {
+                self.check_owner(found.uid())?;
+                self.check_writers(&found)
+            }
         }
+    }
+
+    /// An image is its owner's only as long as nobody else can write it. Anybody can make an image of a directory like /tmp,
+    /// though it is sticky. What an owner but root opens to their own groups is theirs to decide.
+    fn check_writers(&self, found: &Metadata) -> Result<(), Failure> {
+        let by_others = if found.uid() == 0 { 0o022 } else { 0o002 };
+        if self.owners.is_none() || found.mode() & by_others == 0 {
+            return Ok(());
+        }
+        let what = format!("others who can write it (mode {:04o})", found.mode() & 0o7777);
+        Err(refused("owners", what).hint("nobody but its owner may be able to write the image: chmod go-w"))
     }
 
     fn check_folder(&self, path: &Path, shown: &dyn Fn() -> String) -> Result<(), Failure> {
@@ -272,6 +286,8 @@ fn resolved(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn reference(text: &str) -> Reference {
@@ -367,6 +383,36 @@ mod tests {
         }
         assert_eq!(policy.check_store(&scratch.join("sw/new/images")), Ok(()));
         assert!(policy.check_store(&scratch.join("home/new/images")).is_err());
+        std::fs::remove_dir_all(scratch).unwrap();
+    }
+
+    #[test]
+    fn what_others_can_write_is_not_its_owners() {
+        let scratch = std::env::temp_dir().join(format!("mizzen-policy-writers-{}", std::process::id()));
+        std::fs::create_dir(&scratch).unwrap();
+        std::fs::write(scratch.join("file"), "x").unwrap();
+        let owner = std::fs::metadata(&scratch).unwrap().uid();
+        let owners = ImagePolicy { owners: Some(vec![Owner::Uid(owner)]), ..ImagePolicy::default() };
+        let group = owner != 0;
+        for (name, mode, allowed) in [
+            ("file", 0o644, true),
+            ("file", 0o664, group),
+            ("file", 0o646, false),
+            (".", 0o755, true),
+            (".", 0o2775, group),
+            (".", 0o1777, false),
+        ] {
+            let path = scratch.join(name);
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let checked = owners.check_file(&File::open(&path).unwrap());
+            let message = format!(
+                "owners of this site's policy do not include others who can write it (mode {mode:04o})"
+            );
+            let expected = if allowed { None } else { Some(message) };
+            assert_eq!(checked.err().map(|failure| failure.message), expected, "{name}");
+            let folders = ImagePolicy { folders: Some(vec![scratch.clone()]), ..ImagePolicy::default() };
+            assert_eq!(folders.check_file(&File::open(&path).unwrap()), Ok(()));
+        }
         std::fs::remove_dir_all(scratch).unwrap();
     }
 

@@ -306,11 +306,11 @@ pub fn resolve(args: &ImportArgs, config: &Config) -> Result<Reference, Failure>
 pub fn export(args: &ExportArgs, config: &Config) -> Result<(), Failure> {
     let directory = std::env::current_dir()
         .map_err(|error| Failure::caused_by("cannot find the current directory", error))?;
-    let (image, _) = find_file(args.image.as_os_str().as_bytes(), &directory, config, |path| {
-        if path.symlink_metadata().is_err() {
+    let (image, _) = find_file(args.image.as_os_str().as_bytes(), &directory, config, |path, place| {
+        if place.symlink_metadata().is_err() {
             Ok(None)
         } else {
-            image::open(path).map(|opened| Some(opened.form))
+            image::open_at(path, place).map(|opened| Some(opened.form))
         }
     })?;
     let format = match args.format {

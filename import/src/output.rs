@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mizzen_core::fs_server::refuse_foreign;
+use mizzen_core::fs_server::{reach, refuse_foreign};
 use mizzen_core::image::special;
 use mizzen_core::mountinfo::open_on_same_mount;
 use mizzen_core::{Digest, Failure};
@@ -332,7 +332,7 @@ pub fn check_existing(path: &Path, existing: Existing) -> Result<(), Failure> {
     let found = match looked {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => {
             refuse_foreign(path)?;
-            path.symlink_metadata()
+            reach(path).and_then(|found| found.metadata())
         }
         looked => looked,
     };

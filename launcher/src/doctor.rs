@@ -8,13 +8,15 @@ use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use mizzen_core::config::{SiteFiles, Source};
 use mizzen_core::failure::{cause, quote_up_to};
 use mizzen_core::{Config, Failure};
 use mizzen_squashfs::fuse;
 use nix::mount::{MsFlags, mount};
-use nix::sys::wait::waitpid;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::geteuid;
 use serde_json::json;
 
@@ -30,6 +32,11 @@ use crate::{sandbox, sys};
 const NOBODY: u32 = 65534;
 /// No line of a report is longer.
 const LINE_LIMIT: usize = 1000;
+/// A needed check that fails is made again so often: others may have left the node no memory or processes for a moment.
+const REPETITIONS: u32 = 2;
+const PAUSE: Duration = Duration::from_millis(200);
+/// The exit code where a check could not be made, which says nothing of the node's settings.
+const NOT_TRIED: u8 = 2;
 
 /// What is tried, and what it is for.
 struct Check {
@@ -38,6 +45,14 @@ struct Check {
     needed: bool,
     purpose: &'static str,
     attempt: fn() -> Result<String, Failure>,
+}
+
+/// What a check has found.
+enum Outcome {
+    Good(String),
+    Bad(Failure),
+    /// It could not be made.
+    NotTried(Failure),
 }
 
 const CHECKS: [Check; 11] = [
@@ -59,20 +74,58 @@ const CHECKS: [Check; 11] = [
     },
 ];
 
-/// Tries everything; 0 if containers can run here.
+/// Tries everything; 0 if containers can run here, 1 if not, and 2 if that cannot be told.
 pub fn examine(as_json: bool) -> ExitCode {
     if let Some(done) = geteuid().is_root().then(|| examine_as_user(as_json)).flatten() {
         return done;
     }
-    let results: Vec<(&Check, Result<String, Failure>)> =
-        CHECKS.iter().map(|check| (check, in_own_process(check.attempt))).collect();
-    let healthy = results.iter().all(|(check, result)| result.is_ok() || !check.needed);
-    let text = if as_json { json_report(&results, healthy) } else { text_report(&results, healthy) };
+    let results: Vec<(&Check, Outcome)> = CHECKS.iter().map(|check| (check, check.make())).collect();
+    let verdict = Verdict::of(&results);
+    let text = if as_json { json_report(&results, verdict) } else { text_report(&results, verdict) };
     if let Err(failure) = print(&text) {
         report(&failure);
         return ExitCode::FAILURE;
     }
-    if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    match verdict {
+        Verdict::Healthy => ExitCode::SUCCESS,
+        Verdict::Failed => ExitCode::FAILURE,
+        Verdict::Unknown => ExitCode::from(NOT_TRIED),
+    }
+}
+
+/// Whether containers can run here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Healthy,
+    Failed,
+    Unknown,
+}
+
+impl Verdict {
+    fn of(results: &[(&Check, Outcome)]) -> Verdict {
+        let mut needed = results.iter().filter(|(check, _)| check.needed).map(|(_, outcome)| outcome);
+        if needed.clone().any(|outcome| matches!(outcome, Outcome::Bad(_))) {
+            return Verdict::Failed;
+        }
+        match needed.any(|outcome| matches!(outcome, Outcome::NotTried(_))) {
+            true => Verdict::Unknown,
+            false => Verdict::Healthy,
+        }
+    }
+}
+
+impl Check {
+    fn make(&self) -> Outcome {
+        let mut outcome = in_own_process(self.attempt);
+        for _ in 0..REPETITIONS {
+            if !self.needed || matches!(outcome, Outcome::Good(_)) {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+            outcome = in_own_process(self.attempt);
+        }
+        outcome
+    }
 }
 
 /// Shows what rules for GPUs, fabrics or both find on this node.
@@ -88,46 +141,72 @@ pub fn host_libraries(as_json: bool, gpu: bool, fabric: bool) -> Result<(), Fail
     print(&lines.iter().map(|(name, detail)| format!("{name:<34} {detail}\n")).collect::<String>())
 }
 
-fn text_report(results: &[(&Check, Result<String, Failure>)], healthy: bool) -> String {
+fn text_report(results: &[(&Check, Outcome)], verdict: Verdict) -> String {
     let mut text = String::new();
-    for (check, result) in results {
-        let (word, detail) = match result {
-            Ok(detail) => ("ok", detail.clone()),
-            Err(failure) if check.needed => ("FAILED", failure.message.clone()),
-            Err(failure) => ("missing", failure.message.clone()),
+    for (check, outcome) in results {
+        let (word, detail, hint) = match outcome {
+            Outcome::Good(detail) => ("ok", detail, &None),
+            Outcome::Bad(failure) if check.needed => ("FAILED", &failure.message, &failure.hint),
+            Outcome::Bad(failure) => ("missing", &failure.message, &failure.hint),
+            Outcome::NotTried(failure) => ("unknown", &failure.message, &failure.hint),
         };
         text.push_str(&format!("{word:<8} {:<15} {detail} (for {})\n", check.name, check.purpose));
-        if let Err(Failure { hint: Some(hint), .. }) = result {
+        if let Some(hint) = hint {
             text.push_str(&format!("         {:<15} hint: {hint}\n", ""));
         }
     }
-    let verdict = if healthy { "containers can run here" } else { "containers cannot run here" };
+    let verdict = match verdict {
+        Verdict::Healthy => "containers can run here",
+        Verdict::Failed => "containers cannot run here",
+        Verdict::Unknown => "it cannot be told whether containers can run here",
+    };
     text + verdict + "\n"
 }
 
-fn json_report(results: &[(&Check, Result<String, Failure>)], healthy: bool) -> String {
+fn json_report(results: &[(&Check, Outcome)], verdict: Verdict) -> String {
     let checks: Vec<_> = results
         .iter()
-        .map(|(check, result)| match result {
-            Ok(detail) => json!({ "name": check.name, "ok": true, "needed": check.needed, "detail": detail }),
-            Err(failure) => json!({ "name": check.name, "ok": false, "needed": check.needed,
-                                    "detail": failure.message, "hint": failure.hint }),
+        .map(|(check, outcome)| {
+            let (ok, detail, hint) = match outcome {
+                Outcome::Good(detail) => (json!(true), detail, None),
+                Outcome::Bad(failure) => (json!(false), &failure.message, Some(&failure.hint)),
+                Outcome::NotTried(failure) => (json!(null), &failure.message, Some(&failure.hint)),
+            };
+            let mut line = json!({ "name": check.name, "ok": ok, "needed": check.needed, "detail": detail });
+            if let Some(hint) = hint {
+                line["hint"] = json!(hint);
+            }
+            line
         })
         .collect();
+    let healthy = match verdict {
+        Verdict::Healthy => json!(true),
+        Verdict::Failed => json!(false),
+        Verdict::Unknown => json!(null),
+    };
     format!("{:#}\n", json!({ "healthy": healthy, "checks": checks }))
 }
 
 /// Namespaces cannot be left again, so each attempt has a process of its own and sends its result back.
-fn in_own_process(attempt: fn() -> Result<String, Failure>) -> Result<String, Failure> {
-    let tried = || -> std::io::Result<Result<String, Failure>> {
+fn in_own_process(attempt: fn() -> Result<String, Failure>) -> Outcome {
+    let tried = || -> std::io::Result<Outcome> {
         let (mut from_child, to_parent) = std::io::pipe()?;
         let child = sys::spawn_child(|| send(attempt(), &to_parent))?;
         drop(to_parent);
         let received = receive(&mut from_child)?;
-        waitpid(child, None)?;
-        Ok(received)
+        let ended = waitpid(child, None)?;
+        Ok(match received {
+            Some(Ok(detail)) => Outcome::Good(detail),
+            Some(Err(failure)) if failure.is_shortage() => Outcome::NotTried(failure),
+            Some(Err(failure)) => Outcome::Bad(failure),
+            // Where memory runs out the kernel ends processes.
+            None if matches!(ended, WaitStatus::Signaled(_, Signal::SIGKILL, _)) => {
+                Outcome::NotTried(Failure::new("cannot try: killed"))
+            }
+            None => Outcome::Bad(Failure::new("crashed")),
+        })
     };
-    tried().unwrap_or_else(|error| Err(Failure::caused_by("cannot try", error)))
+    tried().unwrap_or_else(|error| Outcome::NotTried(Failure::caused_by("cannot try", error)))
 }
 
 /// Root may do what users cannot, and it is for users that this is asked: has another process do it all, as an unprivileged user.
@@ -140,7 +219,14 @@ fn examine_as_user(as_json: bool) -> Option<ExitCode> {
     command.envs(std::env::var_os("SLURM_CONF").map(|conf| ("SLURM_CONF", conf)));
     // With it, the standard library leaves root's groups, too.
     command.gid(NOBODY).uid(NOBODY).stdin(Stdio::null()).stderr(Stdio::null());
-    let done = command.output().ok()?;
+    let done = match command.output() {
+        Ok(done) => done,
+        Err(error) if [libc::EINVAL, libc::EPERM].map(Some).contains(&error.raw_os_error()) => return None,
+        Err(error) => {
+            report(&Failure::caused_by("cannot start a process as an unprivileged user", error));
+            return Some(ExitCode::from(NOT_TRIED));
+        }
+    };
     // Who shares that user's rights may have written something else.
     let lines =
         done.stdout.split_inclusive(|byte| *byte == b'\n').map(|line| match line.strip_suffix(b"\n") {
@@ -151,7 +237,12 @@ fn examine_as_user(as_json: bool) -> Option<ExitCode> {
         report(&failure);
         return Some(ExitCode::FAILURE);
     }
-    Some(if done.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    // Only these are its verdict.
+    Some(match done.status.code() {
+        Some(0) => ExitCode::SUCCESS,
+        Some(1) => ExitCode::FAILURE,
+        _ => ExitCode::from(NOT_TRIED),
+    })
 }
 
 fn send(result: Result<String, Failure>, mut pipe: &PipeWriter) -> i32 {
@@ -162,14 +253,13 @@ fn send(result: Result<String, Failure>, mut pipe: &PipeWriter) -> i32 {
     i32::from(pipe.write_all(text.as_bytes()).is_err())
 }
 
-fn receive(pipe: &mut PipeReader) -> std::io::Result<Result<String, Failure>> {
+fn receive(pipe: &mut PipeReader) -> std::io::Result<Option<Result<String, Failure>>> {
     let mut text = String::new();
     pipe.read_to_string(&mut text)?;
     if let Some(detail) = text.strip_prefix('+') {
-        return Ok(Ok(detail.to_owned()));
+        return Ok(Some(Ok(detail.to_owned())));
     }
-    let failure = text.strip_prefix('-').map(|text| Failure::decode(text.as_bytes(), text.len()));
-    Ok(Err(failure.unwrap_or_else(|| Failure::new("crashed"))))
+    Ok(text.strip_prefix('-').map(|text| Err(Failure::decode(text.as_bytes(), text.len()))))
 }
 
 fn settings() -> Result<String, Failure> {
@@ -269,7 +359,7 @@ fn own_mounts() -> Result<&'static str, Failure> {
 
 fn try_mount(kind: &str, place: &str, options: &str, hint: &str) -> Result<(), Failure> {
     mount(Some("mizzen"), place, Some(kind), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(options))
-        .map_err(|errno| Failure::new(format!("cannot mount {kind}: {}", cause(&errno.into()))).hint(hint))
+        .map_err(|errno| Failure::caused_by(format!("cannot mount {kind}"), errno).hint(hint))
 }
 
 fn openat2() -> Result<String, Failure> {

@@ -14,7 +14,7 @@ use mizzen_core::failure::{quote, quote_reference};
 use mizzen_core::options::{EnvOption, MountOption, parse_env, parse_mount};
 use mizzen_core::request::ImageSource;
 use mizzen_core::settings::{ContainerName, NameMode, Value, Writable};
-use mizzen_core::{Config, Failure, Settings, build};
+use mizzen_core::{Config, Failure, Settings, build, fs_server};
 
 use crate::cli::enroot::{Enroot, EnrootCommand};
 use crate::containers::{commands::Containers, container_process};
@@ -246,7 +246,9 @@ fn find(
     config: Config,
 ) -> Result<RunOptions, Failure> {
     let path = Path::new(container);
-    if named(container, &config)?.is_none() && path.is_file() {
+    let is_file =
+        || fs_server::reach(path).and_then(|found| found.metadata()).is_ok_and(|found| found.is_file());
+    if named(container, &config)?.is_none() && is_file() {
         let image = find_image::to_run(path, &config)?;
         return options(None, image, command, settings, config);
     }
@@ -323,7 +325,7 @@ fn export(output: Option<PathBuf>, force: bool, name: &str, config: Config) -> R
     let options = of_existing(name, Vec::new(), Settings::default(), config)?;
     let output = output.unwrap_or_else(|| format!("{name}.sqsh").into());
     let path = std::path::absolute(&output).unwrap_or(output);
-    if !force && path.symlink_metadata().is_ok() {
+    if !force && fs_server::is_there(&path) {
         return Err(Failure::new(format!("{}: the file exists", shown(&path))).hint("--force replaces it"));
     }
     let target = SaveTarget::open(&path, &importer::find()?)?;

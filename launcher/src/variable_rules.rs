@@ -65,11 +65,15 @@ pub fn belongs_to_one_side(name: &OsStr) -> bool {
 
 /// What happens to this one; None: the image's value holds, else the host's.
 pub fn rule(name: &OsStr) -> Option<Rule> {
-    let matches = |pattern: &str| match pattern.strip_suffix('*') {
+    RULES.iter().find(|(pattern, _)| matches(pattern, name)).map(|(_, rule)| *rule)
+}
+
+/// Whether this is the name, or one of the names, of which a table speaks.
+pub fn matches(pattern: &str, name: &OsStr) -> bool {
+    match pattern.strip_suffix('*') {
         Some(prefix) => name.as_bytes().starts_with(prefix.as_bytes()),
         None => name == pattern,
-    };
-    RULES.iter().find(|(pattern, _)| matches(pattern)).map(|(_, rule)| *rule)
+    }
 }
 
 #[cfg(test)]

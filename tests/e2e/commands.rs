@@ -58,6 +58,20 @@ fn the_doctor_finds_what_is_missing() {
     let namespaces = cluster.run(&format!("{denied} mizzen doctor --json"));
     let json: serde_json::Value = serde_json::from_str(&namespaces.stdout).unwrap();
     assert_eq!((namespaces.code, &json["healthy"]), (1, &serde_json::Value::Bool(false)));
+    // What others have left no memory or processes for says nothing of the node.
+    let no_process = "strace -f -o /dev/null -e inject=clone,clone3,fork,vfork:error=EAGAIN mizzen doctor";
+    let untried = cluster.run(no_process);
+    assert_eq!(untried.code, 2, "{}", untried.text());
+    let line = "unknown  user namespace  cannot try: Resource temporarily unavailable";
+    assert!(untried.stdout.contains(line) && !untried.stdout.contains("FAILED"), "{}", untried.text());
+    let verdict = "it cannot be told whether containers can run here\n";
+    assert!(untried.stdout.ends_with(verdict), "{}", untried.text());
+    let as_root = cluster.run_as_root(no_process);
+    let message = "cannot start a process as an unprivileged user: Resource temporarily unavailable";
+    assert_failed(&as_root, 2, message);
+    let no_memory = cluster.run("strace -f -o /dev/null -e inject=unshare:error=ENOMEM mizzen doctor --json");
+    let json: serde_json::Value = serde_json::from_str(&no_memory.stdout).unwrap();
+    assert_eq!((no_memory.code, &json["healthy"]), (2, &serde_json::Value::Null), "{}", no_memory.text());
     let run = cluster.run(&format!("{denied} mizzen run /shared/bb.sqsh true"));
     assert_failed(&run, 125, "mizzen: cannot make a user namespace: Operation not permitted\nmizzen: hint: ");
     let full =

@@ -94,6 +94,21 @@ fn images_must_belong_to_those_whom_the_site_names() {
     }
     cluster.run_as_root("chown 4711 /shared/own.sqsh");
     assert_out(&cluster.run("srun --container=/shared/own.sqsh cat /image"), 0, "a\n");
+    // Root's, but anybody's image: as /tmp, or with a file that others write.
+    let opened = "mkdir -m 1777 /open && mkdir -m 2775 /project && chmod 1777 /open";
+    for machine in ["ctl", "node1"] {
+        assert_out(&cluster.run_on(machine, User::Root, opened), 0, "");
+        let made = "mkdir -p /open/bin /open/etc /open/usr && cp /bin/true /open/bin/sh";
+        assert_out(&cluster.run_on(machine, User::Alice, made), 0, "");
+    }
+    cluster.run_as_root("chmod o+w /shared/own.sqsh");
+    let hint = "nobody but its owner may be able to write the image: chmod go-w\n";
+    for (image, mode) in [("/open", "1777"), ("/shared/own.sqsh", "0646")] {
+        let message = format!(
+            "{image}: owners of this site's policy do not include others who can write it (mode {mode})"
+        );
+        assert_refused(&cluster, image, &message, hint);
+    }
 }
 
 #[test]

@@ -382,6 +382,80 @@ fn a_server_on_a_temporary_name_stops_no_import() {
     );
 }
 
+/// Words of a command that are no paths, and names of files that are made, are names in the current directory all the same.
+#[test]
+fn a_server_on_a_name_that_is_only_asked_for_stops_nobody() {
+    let cluster = start("served-asked", Some("image_folders = [\"/open\"]\n"));
+    let places = [
+        "/scratch/hello",
+        "/scratch/saved.sqsh",
+        "/scratch/%A",
+        "/tmp/m",
+        "/open/x.sqsh",
+        "/open/a.sqsh.json",
+    ];
+    for machine in ["ctl", "node1"] {
+        let folder = "mkdir -m 1777 /open; chmod 1777 /open; cp /shared/a.sqsh /open";
+        assert_out(&cluster.run_on(machine, User::Root, folder), 0, "");
+        stopped_on(&cluster, machine, &places);
+    }
+    let served = |name: &str| {
+        format!(
+            "/scratch/{name} is not safe from other users: /scratch/{name} lies on a file system that uid 2002 serves"
+        )
+    };
+    for start in ["srun -Q --container=/shared/a.sqsh", "mizzen run /shared/a.sqsh"] {
+        let words =
+            format!("cd /scratch; timeout -s KILL 12 {start} echo hello --in=hello /scratch/hello/x hello/x");
+        assert_out(&run_in_time(&cluster, &words), 0, "hello --in=hello /scratch/hello/x hello/x\n");
+    }
+    for (start, option) in [
+        ("srun -Q --container=/shared/a.sqsh --container-save=/scratch/saved.sqsh", "--container-save: "),
+        ("mizzen run --save /scratch/saved.sqsh /shared/a.sqsh", "--save: "),
+    ] {
+        let save = run_in_time(&cluster, &format!("timeout -s KILL 12 {start} true"));
+        assert_failed(&save, 125, &format!("{option}{}", served("saved.sqsh")));
+        assert_failed(&save, 125, &format!("mizzen: hint: {HINT}"));
+    }
+    let mount = run_in_time(
+        &cluster,
+        "timeout -s KILL 12 srun -Q --container=/shared/a.sqsh --container-mounts=/shared:/tmp/m true",
+    );
+    assert_failed(
+        &mount,
+        125,
+        "/tmp/m is not safe from other users: /tmp/m lies on a file system that uid 2002 serves",
+    );
+    let listed = run_in_time(&cluster, "timeout -s KILL 10 mizzen images");
+    assert_eq!((listed.code, listed.stdout.contains("/open: 1 image, ")), (0, true), "{}", listed.text());
+    let enroot = run_in_time(
+        &cluster,
+        "mkdir names; ln -s /usr/bin/mizzen names/enroot; cd /scratch; timeout -s KILL 10 ~/names/enroot start hello true",
+    );
+    assert_failed(&enroot, 125, "hello: no such container of yours on this node");
+    let import = run_in_time(&cluster, "cd /scratch; timeout -s KILL 10 mizzen import hello");
+    assert_failed(
+        &import,
+        1,
+        "hello is not safe from other users: /scratch/hello lies on a file system that uid 2002 serves",
+    );
+    // Inside a batch job, whose script calls Slurm's commands.
+    let script = "#!/bin/sh\ncd /scratch\n\
+                  timeout -s KILL 10 squeue -h -o %A/%t 2>&1 | grep -v hint; timeout -s KILL 10 sbatch -J hello ./job.sh 2>&1 | grep -v hint\n";
+    cluster.share("job.sh", script.as_bytes()).unwrap();
+    let job = "cp /shared/job.sh .; timeout -s KILL 30 sbatch -Q --wait -o out --container=/shared/a.sqsh \
+               --container-mounts=/scratch job.sh > /dev/null; cat out";
+    let refused = |command: &str, word: &str, place: &str| {
+        format!(
+            "mizzen: {command}: {word} is taken from outside the container, and {place} lies on a file system that uid 2002 serves\n"
+        )
+    };
+    let expected =
+        [refused("squeue", "%A/%t", "/scratch/%A"), refused("sbatch", "hello", "/scratch/hello")].concat();
+    assert_out(&cluster.run(job), 0, &expected);
+    assert!(cluster.all_idle());
+}
+
 #[test]
 fn an_environment_file_that_another_user_serves_is_not_ones_own() {
     let cluster = start("served-environment", None);

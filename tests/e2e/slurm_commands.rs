@@ -210,10 +210,10 @@ fn the_images_variables_stay_inside() {
     let done = batch(
         &cluster,
         r#"
-export LD_LIBRARY_PATH=/poison LD_PRELOAD=/poison.so GCONV_PATH=/poison PYTHONPATH=/poison MINE=mine
+export LD_LIBRARY_PATH=/poison LD_PRELOAD=/poison.so GCONV_PATH=/poison PYTHONPATH=/poison EDITOR=/poison MINE=mine
 srun=$(command -v srun); PATH=/poison
 "$srun" /bin/true; echo "code $?"
-"$srun" --quiet --container=none /usr/bin/env | /bin/grep -E '^(LD_|GCONV|PYTHONPATH|MINE|SLURM_MIZZEN_HOST)'
+"$srun" --quiet --container=none /usr/bin/env | /bin/grep -E '^(LD_|GCONV|PYTHONPATH|EDITOR|MINE|SLURM_MIZZEN_HOST)'
 "#,
     );
     assert_out(&done, 0, "code 0\nMINE=mine\n");
@@ -365,7 +365,7 @@ squeue --noheader --format=%i | wc -l; ls ~/copied; echo "code $?"
 fn a_directory_of_another_users_outside_is_not_used() {
     let cluster = start("command-directories");
     let image = ImageTree::busybox().unwrap();
-    for program in ["data/prog", "nodes/prog"] {
+    for program in ["data/prog", "nodes/prog", "data/new/prog"] {
         image.program(program, "#!/bin/sh\necho own\n").unwrap();
     }
     cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
@@ -390,9 +390,14 @@ refused srun --container=none -D /data sh -c ./prog
 SLURM_WORKING_DIR=/data refused srun --container=none sh -c ./prog; SLURM_REMOTE_CWD=/data refused srun true
 refused salloc -Q -D /data --container=none true; refused scontrol update JobId=$SLURM_JOB_ID WorkDir=/data
 refused sbatch --export-file=/data/envf --wrap true; refused srun --container-save=/data/x.sqsh true
+# Bob can still make it before the job starts.
+for name in /data/new/out /data/none/below/out.%j /open/fresh /open/none/out; do refused sbatch --container=none -o $name --wrap true; done
+for name in /data/new /data/none/below /data/envf /data/script /open/none; do refused sbatch --container=none -D $name $HOME/job2.sh; done
+refused salloc /data/new/prog; refused srun --container=none --chdir=/data/none true
 # Nobody else's, and what is the node's.
 show() { sbatch --quiet --wait --ntasks=1 "$@" || echo "code $?"; }
 show -o $HOME/nested-%j --wrap true; ls nested-* | wc -l
+sbatch --quiet --hold --job-name held -o $HOME/none/out --comment a/b -D $HOME/later --wrap true && scancel --quiet --name held
 show -o /dev/null --wrap true; show --container=none -D / -o $HOME/nested --wrap pwd; cat nested
 show --container=none -D /nodes -o $HOME/nested --wrap pwd; cat nested; show -o /dev/null --container-mounts=/data/envf:/e --wrap true
 srun -Q --overlap -n1 --container=none --input=/dev/null -D $HOME pwd
@@ -403,6 +408,9 @@ cat victim; ls made
         format!(
             "{name} is taken from outside the container, and {place} is not safe from other users: {place} belongs to uid 2002"
         )
+    };
+    let open_place = |name: &str| {
+        format!("{name} is taken from outside the container, and others can make files in /open")
     };
     let refused = |command: &str, why: &str| format!("mizzen: {command}: {why}\n");
     let outputs = [("sbatch", "/data/out"), ("sbatch", "/data/%j.err"), ("srun", "/data/new")];
@@ -428,6 +436,17 @@ cat victim; ls made
             &unsafe_place("/data/envf", "/data/envf").replace("/data/envf belongs", "/data belongs"),
         ),
         refused("srun", &unsafe_place("/data/x.sqsh", "/data")),
+        ["/data/new/out", "/data/none/below/out.%j"]
+            .map(|name| refused("sbatch", &unsafe_place(name, "/data")))
+            .concat(),
+        ["/open/fresh", "/open/none/out"].map(|name| refused("sbatch", &open_place(name))).concat(),
+        ["/data/new", "/data/none/below", "/data/envf"]
+            .map(|name| refused("sbatch", &unsafe_place(name, "/data")))
+            .concat(),
+        refused("sbatch", "/data/script is found by another user's link outside: /data/script"),
+        refused("sbatch", &open_place("/open/none")),
+        refused("salloc", &unsafe_place("/data/new/prog", "/data")),
+        refused("srun", &unsafe_place("/data/none", "/data")),
         "1\n/\n/nodes\n/home/alice\nprecious\n".to_owned(),
     ];
     let expected = expected.concat() + "ls: made: No such file or directory\n";

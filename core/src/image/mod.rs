@@ -47,11 +47,16 @@ pub const FORMS: &str = "an image is a squashfs or SIF file, or a directory with
 
 /// Opens the image at `path`.
 pub fn open(path: &Path) -> Result<ProbedImage, Failure> {
+    open_at(path, path)
+}
+
+/// The same by another path; `path` is its name in messages.
+pub fn open_at(path: &Path, place: &Path) -> Result<ProbedImage, Failure> {
     // Once by name, so that no device is opened and no driver wakes up; once more on what was opened.
-    refuse_special(path, &fs::metadata(path).map_err(|error| cannot_open(path, error))?)?;
+    refuse_special(path, &fs::metadata(place).map_err(|error| cannot_open(path, error))?)?;
     // O_NONBLOCK: a FIFO put there in between must not hang us.
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(place);
     probe(path, opened.map_err(|error| cannot_open(path, error))?)
 }
 

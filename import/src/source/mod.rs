@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server;
 use mizzen_core::image::{self, ImageFormat, cannot_open};
 use mizzen_core::reference::names_a_registry;
 use mizzen_core::{Failure, Reference};
@@ -65,7 +66,7 @@ impl Source {
         if bytes.is_empty() {
             return Err(Failure::new("the source is empty").hint(FORMS));
         }
-        let is_file = || Path::new(text).symlink_metadata().is_ok();
+        let is_file = || fs_server::is_there(Path::new(text));
         if names_a_registry(bytes) {
             return Reference::parse(bytes).map(Source::Registry);
         }
@@ -110,7 +111,15 @@ fn split_name(text: &OsStr) -> (PathBuf, Option<String>) {
 }
 
 fn recognised(path: &Path) -> Result<Source, Failure> {
-    let metadata = path.metadata().map_err(|error| {
+    // What is meant as the name of an image in a registry may be that of something which another user has mounted here.
+    let is_bare = path.components().count() == 1;
+    let look = is_bare.then(|| fs_server::look(path));
+    if let Some(part) = look.as_ref().and_then(|look| look.served.as_ref()) {
+        return Err(fs_server::not_safe(path, part));
+    }
+    let reached = look.and_then(|look| look.end.ok());
+    let place = reached.as_ref().map_or(path.to_owned(), fs_server::proc_path);
+    let metadata = place.metadata().map_err(|error| {
         let is_missing = error.kind() == std::io::ErrorKind::NotFound;
         let failure = cannot_open(path, error);
         if is_missing { failure.hint("an image in a registry is written docker://NAME") } else { failure }
@@ -124,12 +133,12 @@ fn recognised(path: &Path) -> Result<Source, Failure> {
             Source::Directory(path.into())
         });
     }
-    let not_an_image = match image::open(path) {
+    let not_an_image = match image::open_at(path, &place) {
         Ok(probed) if probed.form != ImageFormat::Directory => return Ok(Source::Image(path.into())),
         Ok(_) => return Ok(Source::Directory(path.into())),
         Err(failure) => failure,
     };
-    let mut file = File::open(path).map_err(|error| cannot_open(path, error))?;
+    let mut file = File::open(&place).map_err(|error| cannot_open(path, error))?;
     match first_name(&mut file) {
         Some(name) if is_archive_name(&name) => Ok(Source::Archive(path.into(), None, None)),
         Some(_) => Ok(Source::Tar(path.into())),

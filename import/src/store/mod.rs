@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mizzen::progress::Progress;
 use mizzen_core::Failure;
-use mizzen_core::fs_server::refuse_foreign;
+use mizzen_core::fs_server::{reach_name, refuse_foreign};
 use mizzen_core::trusted_file::check_only_users;
 use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
 use rustix::process::geteuid;
@@ -308,8 +308,13 @@ fn mark_as_used(image: &Path) {
 
 /// When an image was last used, as well as it is known: named, imported or read.
 pub fn last_used(image: &Path) -> Option<SystemTime> {
-    let found = fs::symlink_metadata(image).ok()?;
-    let marked = fs::symlink_metadata(sidecar::path_of(image)).and_then(|found| found.modified()).ok();
+    let look = |path: &Path| {
+        let (directory, name) =
+            (path.parent().unwrap_or(Path::new("")), path.file_name().unwrap_or_default());
+        reach_name(directory, Path::new(name)).and_then(|found| found.metadata())
+    };
+    let found = look(image).ok()?;
+    let marked = look(&sidecar::path_of(image)).and_then(|found| found.modified()).ok();
     [found.accessed().ok(), found.modified().ok(), marked].into_iter().flatten().max()
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server;
 use mizzen_core::image::{self, ImageFormat};
 use mizzen_core::{Digest, Failure, Reference};
+use rustix::fs::{Mode, OFlags, openat};
 
 use super::key::{NamedImage, SIDECAR};
 use super::last_used;
@@ -87,8 +89,9 @@ pub fn list(directory: &Path) -> io::Result<Vec<ListedImage>> {
 fn look_at(path: PathBuf) -> Option<ListedImage> {
     let name = path.file_name()?.to_str();
     let named = name.and_then(NamedImage::parse);
-    // A site's image may be a link to where it really is.
-    let found = fs::metadata(&path).ok()?;
+    // A site's image may be a link to where it really is. Others may have mounted something under such a name.
+    let reached = fs_server::look_from(path.parent()?, Path::new(path.file_name()?)).end.ok()?;
+    let found = reached.metadata().ok()?;
     let format = match &named {
         Some(_) if found.is_file() => {
             if path.extension() == Some(OsStr::new("sif")) {
@@ -97,7 +100,7 @@ fn look_at(path: PathBuf) -> Option<ListedImage> {
                 "squashfs"
             }
         }
-        _ => recognise(&path, &found)?,
+        _ => recognise(&path, &reached, &found)?,
     };
     let sidecar = Sidecar::read_for(&path, found.len());
     let modified = found.mtime();
@@ -127,15 +130,18 @@ fn look_at(path: PathBuf) -> Option<ListedImage> {
 }
 
 /// What an image is, by its content; None if it is none, or cannot be read.
-fn recognise(path: &Path, found: &Metadata) -> Option<&'static str> {
+fn recognise(path: &Path, reached: &File, found: &Metadata) -> Option<&'static str> {
+    let place = fs_server::proc_path(reached);
     if found.is_dir() {
-        let is_root = ROOT_DIRECTORIES.iter().any(|name| path.join(name).symlink_metadata().is_ok());
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let has = |name: &&str| openat(reached, *name, flags, Mode::empty()).is_ok();
+        let is_root = ROOT_DIRECTORIES.iter().any(has);
         return is_root.then_some("directory");
     }
     if !found.is_file() || path.as_os_str().as_bytes().ends_with(SIDECAR.as_bytes()) {
         return None;
     }
-    match image::open(path).ok()?.form {
+    match image::open_at(path, &place).ok()?.form {
         ImageFormat::Squashfs => Some("squashfs"),
         ImageFormat::Sif => Some("SIF"),
         ImageFormat::Directory => None,

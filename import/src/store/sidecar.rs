@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mizzen_core::{Digest, Failure};
+use mizzen_core::{Digest, Failure, fs_server};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
@@ -77,8 +77,10 @@ impl Sidecar {
 
     /// Of this image file, if it has a good one.
     pub fn read(image: &Path) -> Option<Sidecar> {
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path_of(image)).ok()?;
+        // Neither a link nor what another user has mounted there.
+        let reached = fs_server::reach_name(image.parent()?, Path::new(path_of(image).file_name()?)).ok()?;
+        let options = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).clone();
+        let file = options.open(fs_server::proc_path(&reached)).ok()?;
         let mut text = Vec::new();
         file.take(LIMIT).read_to_end(&mut text).ok()?;
         serde_json::from_slice(&text).ok()

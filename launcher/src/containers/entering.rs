@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server;
 use mizzen_core::settings::{Key, Settings};
 
 use super::record::Started;
@@ -67,7 +68,7 @@ fn option(origin: Origin, key: Key, value: &str) -> String {
 /// What MPI programs will miss that start here, in a container of another step. To be called inside.
 pub fn missing_pmix() -> Option<String> {
     let directory = std::env::var_os("PMIX_SERVER_TMPDIR").map(PathBuf::from)?;
-    (directory.is_absolute() && !directory.exists()).then(|| {
+    (directory.is_absolute() && !fs_server::is_directory(&directory)).then(|| {
         format!(
             "the files of this step's PMIx server ({}) are not in the container, which another step has started, so MPI programs \
              cannot start: give the step a container of its own, or have it start this one",

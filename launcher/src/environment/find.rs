@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::failure::quote;
-use mizzen_core::fs_server::refuse_foreign;
+use mizzen_core::fs_server::{self, refuse_foreign};
 use mizzen_core::image::special;
 use mizzen_core::options::expected_of_a_shell;
 use mizzen_core::similar::similar_file;
@@ -158,11 +158,18 @@ impl Finder {
     /// Opens a file and sees whom it belongs to; None if there is none.
     fn open(&self, path: &Path, found_by: FoundBy<'_>) -> Result<Option<FoundFile>, Failure> {
         let failed = |error: io::Error| Failure::caused_by(shown(path), error);
-        // A server of another user's says whose its files are, or never answers. Who writes a path means it.
-        if found_by != FoundBy::Path {
+        // A server of another user's says whose its files are, or never answers. Who writes a path means it. What is looked at is what has
+        // been reached: others may mount something there at any time.
+        let is_path = found_by == FoundBy::Path;
+        let (link, reached) = if is_path {
+            (path.symlink_metadata(), None)
+        } else {
             refuse_foreign(path)?;
-        }
-        let link = match path.symlink_metadata() {
+            let link = fs_server::reach_name(Path::new("."), path).and_then(|found| found.metadata());
+            (link, fs_server::reach(path).ok())
+        };
+        let place = reached.as_ref().map_or(path.to_owned(), fs_server::proc_path);
+        let link = match link {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
@@ -170,9 +177,9 @@ impl Finder {
             }
         };
         // Once by name, so that no device is opened; O_NONBLOCK, because a FIFO put there in between must not hang us.
-        check_regular(path, &path.metadata().map_err(failed)?)?;
+        check_regular(path, &place.metadata().map_err(failed)?)?;
         let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&place).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         check_regular(path, &found)?;
         self.check_trust(path, &[&link, &found], found_by)?;
@@ -189,7 +196,11 @@ impl Finder {
                 .hint(format!("chmod o-w {file}")));
         }
         let metadata = |directory: &Path| {
-            directory.metadata().map_err(|error| Failure::caused_by(shown(directory), error))
+            let found = match found_by {
+                FoundBy::Path => directory.metadata(),
+                _ => fs_server::reach(directory).and_then(|found| found.metadata()),
+            };
+            found.map_err(|error| Failure::caused_by(shown(directory), error))
         };
         let mut owners = found.map(Metadata::uid).to_vec();
         let mut named_owner = None;
@@ -220,9 +231,11 @@ impl Finder {
             }
             // What lies below the folder may be somebody else's, whose folder it then is.
             if directory != top {
-                let link = directory
-                    .symlink_metadata()
-                    .map_err(|error| Failure::caused_by(shown(directory), error))?;
+                let link = match found_by {
+                    FoundBy::Path => directory.symlink_metadata(),
+                    _ => fs_server::reach_name(Path::new("."), directory).and_then(|found| found.metadata()),
+                };
+                let link = link.map_err(|error| Failure::caused_by(shown(directory), error))?;
                 owners.extend([link.uid(), found.uid()]);
             }
         }

@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server;
 
 use super::mount_points::{lies_in, shown};
 use super::mounts;
@@ -72,7 +73,7 @@ pub fn place(
         match &mount.kind {
             _ if mount.target == link.path => {}
             MountKind::Tmpfs(_) | MountKind::Devices(_) => links.in_memory.push(link),
-            MountKind::Bind { source, .. } if source.join(below).symlink_metadata().is_ok() => {}
+            MountKind::Bind { source, .. } if fs_server::reach_name(source, below).is_ok() => {}
             _ => {
                 let outer = quote(mount.target.as_os_str().as_encoded_bytes());
                 notes.push(format!("the link {shown} is left out: the mount of {outer} has no such name"));
@@ -133,7 +134,8 @@ pub fn first_in(directory: &Path, below: &Path) -> Option<PathBuf> {
     let mut part = PathBuf::new();
     below.components().find_map(|name| {
         part.push(name);
-        directory.join(&part).is_symlink().then(|| part.clone())
+        let found = fs_server::reach_name(directory, &part).and_then(|found| found.metadata());
+        found.is_ok_and(|found| found.is_symlink()).then(|| part.clone())
     })
 }
 

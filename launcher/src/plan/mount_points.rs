@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server;
 
 use super::{Skeleton, links};
 use crate::image::{Entry, Resolved, Tree, in_image, resolve};
@@ -76,7 +77,11 @@ fn place_in(outer: &Placed, inner: &Mount) -> Result<PathBuf, Failure> {
     let relative = inner.target.strip_prefix(&outer.asked).unwrap_or(&inner.target);
     match &outer.mount.kind {
         MountKind::Bind { source, .. } => {
-            if !source.join(relative).exists() {
+            let look = fs_server::look_from(source, relative);
+            if let Some(part) = &look.served {
+                return Err(fs_server::not_safe(&source.join(relative), part));
+            }
+            if look.end.is_err() {
                 return Err(missing_in(outer, inner));
             }
             // Inside it would be followed from the container's root, and nobody would know where to.

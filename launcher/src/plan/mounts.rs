@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use mizzen_core::Failure;
 use mizzen_core::config::Compatible;
 use mizzen_core::failure::cause;
+use mizzen_core::fs_server;
 use mizzen_core::options::{MountFlags, Tmpfs};
 use mizzen_core::settings::{Hostname, Writable};
 
@@ -190,7 +191,7 @@ fn defaults(
     }
     let temporary = host.environment.iter().find(|(name, _)| name == "TMPDIR");
     let temporary = temporary.map(|(_, value)| PathBuf::from(value));
-    let temporary = temporary.filter(|path| path.is_absolute() && path.is_dir());
+    let temporary = temporary.filter(|path| path.is_absolute() && fs_server::is_directory(path));
     let temporary = temporary.filter(|_| changes_apart);
     let cwd = host.cwd.as_ref().filter(|_| options.compatible != Compatible::Pyxis);
     for (directory, why) in [(temporary.as_ref(), "default: TMPDIR"), (cwd, "default: the current directory")]

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::config::Compatible;
+use mizzen_core::fs_server;
 
 use crate::elf::Library;
 use crate::host::Host;
@@ -131,7 +132,7 @@ pub fn decide(
     }
     mpi.notes.extend(image.misfit(&manager, &version));
     mpi.notes.extend(image.newer_than_mpirun(tree, variable));
-    mpi.directories.retain(|(directory, _)| directory.is_dir());
+    mpi.directories.retain(|(directory, _)| fs_server::is_directory(directory));
     mpi
 }
 
@@ -148,7 +149,11 @@ fn session_directory(host: &Host) -> Option<PathBuf> {
     let conf = host.slurm_conf();
     let in_conf = conf.as_ref().and_then(|conf| conf.value("TmpFS")).map(PathBuf::from);
     let places = [variable("SLURM_PMIX_TMPDIR").map(PathBuf::from), in_conf];
-    places.into_iter().flatten().map(|place| place.join(&name)).find(|directory| directory.is_dir())
+    places
+        .into_iter()
+        .flatten()
+        .map(|place| place.join(&name))
+        .find(|directory| fs_server::is_directory(directory))
 }
 
 /// The MPI and PMIx libraries of an image, by their files' names.

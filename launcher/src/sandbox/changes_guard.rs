@@ -15,7 +15,7 @@ use mizzen_core::Failure;
 use mizzen_core::mountinfo::open_on_same_mount;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{geteuid, mkdtemp};
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, XattrFlags};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, Stat, XattrFlags};
 use rustix::fs::{fgetxattr_query, flock, fstat, open, setxattr, unlinkat};
 use rustix::io::Errno;
 
@@ -101,6 +101,9 @@ fn remove_at_the_end(parent: BorrowedFd, name: &OsStr, directory: BorrowedFd) ->
 
 /// Removes the directories that runs of this user have left behind.
 fn remove_stale(parent: BorrowedFd) {
+    if others_rename_in(parent) {
+        return;
+    }
     // `parent` itself was opened for its name alone.
     let Ok(listed) = open_directory(parent, OsStr::new(".")).and_then(Dir::new) else { return };
     let mut left = LIMIT;
@@ -111,6 +114,15 @@ fn remove_stale(parent: BorrowedFd) {
             remove(parent, name, directory.as_fd(), &mut left).or_debug("old changes of a container stay");
         }
     }
+}
+
+/// Whether others can give a directory of this user's one of our names: what was open to their group once may bear our mark.
+fn others_rename_in(parent: BorrowedFd) -> bool {
+    let is_safe = |stat: Stat| {
+        let is_sticky = stat.st_mode & Mode::SVTX.bits() != 0;
+        [0, geteuid().as_raw()].contains(&stat.st_uid) && (is_sticky || stat.st_mode & 0o022 == 0)
+    };
+    !fstat(parent).is_ok_and(is_safe)
 }
 
 /// A directory of ours that nobody uses any more, now locked by us.
@@ -178,6 +190,22 @@ mod tests {
         {
             chmod(&moved, Mode::from_raw_mode(mode)).unwrap();
             assert_eq!(stale(parent.as_fd(), name).is_some(), is_ours, "{mode:o}");
+        }
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn where_others_rename_nothing_is_taken_for_ours() {
+        let base = mkdtemp(&std::env::temp_dir().join("changes-XXXXXX")).unwrap();
+        let parent = open(&base, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        for (mode, stays) in [(0o775, true), (0o777, true), (0o1777, false), (0o755, false), (0o700, false)] {
+            chmod(&base, Mode::from_raw_mode(mode)).unwrap();
+            let old = base.join("mizzen-abcdef");
+            fs::create_dir_all(&old).unwrap();
+            chmod(&old, Mode::RWXU).unwrap();
+            setxattr(&old, MARK, b"", XattrFlags::empty()).unwrap();
+            remove_stale(parent.as_fd());
+            assert_eq!(old.exists(), stays, "{mode:o}");
         }
         fs::remove_dir_all(base).unwrap();
     }

@@ -2,12 +2,15 @@
 //! user sees it on the host. Runs as the user, inside.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::quote;
+use mizzen_core::fs_server::{self, FsServer};
+use mizzen_core::mountinfo::open_on_same_mount;
+use nix::errno::Errno;
+use nix::fcntl::readlinkat;
 
 /// Programs with more arguments get them from a script, not from a person.
 pub const ARGUMENTS_LOOKED_AT: usize = 64;
@@ -33,16 +36,25 @@ fn may_be_path(text: &[u8]) -> bool {
     text.contains(&b'/') || text.first().is_some_and(|first| *first != b'-') && text.iter().any(is_letter)
 }
 
-/// What to tell about a path that ends at such a link.
+/// What to tell about a path that ends at such a link. Many words are no paths, so what another user serves is not asked: it may
+/// never answer.
 pub fn dangling_link(path: &Path) -> Option<String> {
-    let is_missing = |path: &Path| path.metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
-    if !is_missing(path) {
+    let look = |path: &Path| fs_server::look_unless(path, FsServer::is_foreign);
+    let is_missing = |path: &Path| look(path).end.is_err_and(|errno| errno == Errno::ENOENT);
+    let whole = look(path);
+    // The kernel's own links, as /proc/self/fd/0, lead elsewhere than they say.
+    let is_kernels = |(place, _): &(PathBuf, u32)| place.starts_with("/proc");
+    if whole.links.is_empty() || whole.links.iter().any(is_kernels) || !is_missing(path) {
         return None;
     }
     // Behind a link to what is there something else is missing.
-    let last_there = path.ancestors().find(|part| part.symlink_metadata().is_ok())?;
-    let target = fs::read_link(last_there).ok().filter(|_| is_missing(last_there))?;
-    let [link, target] = [last_there, &target].map(|path| quote(path.as_os_str().as_bytes()));
+    let mut parts: Vec<&Path> = path.ancestors().collect();
+    parts.reverse();
+    let missing = parts.into_iter().find(|part| is_missing(part))?;
+    let directory = look(missing.parent()?).end.ok()?;
+    let link = open_on_same_mount(directory.as_fd(), missing.file_name()?).ok()?;
+    let target = PathBuf::from(readlinkat(link, "").ok()?);
+    let [link, target] = [missing, &target].map(|path| quote(path.as_os_str().as_bytes()));
     Some(format!("{link} is a symbolic link to {target}, which is not in the container"))
 }
 
@@ -66,7 +78,9 @@ mod tests {
         for argument in absolute.into_iter().chain(relative) {
             assert_eq!(told(argument).as_deref(), Some(expected.as_str()));
         }
-        let silent = ["a/b", "here", "good", "good/missing", "missing", "", "--in=", "-c"].map(str::to_owned);
+        scratch.link("stdin", "/proc/self/fd/0");
+        let silent =
+            ["stdin", "a/b", "here", "good", "good/missing", "missing", "", "--in=", "-c"].map(str::to_owned);
         for argument in [format!("{path}/here"), format!("{path}/missing")].into_iter().chain(silent) {
             assert_eq!(told(argument), None);
         }

@@ -7,20 +7,21 @@
 //!
 //! Runs as the user, in the container's namespaces; [`SaveTarget::open`] on the host.
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::failure::{FailureKind, quote};
-use mizzen_core::{Failure, SlurmConf, importer};
+use mizzen_core::mountinfo::open_on_same_mount;
+use mizzen_core::{Failure, SlurmConf, fs_server, importer};
 use nix::fcntl::AtFlags as NixAtFlags;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, dup2_stdin, dup2_stdout, execveat, fchdir, geteuid, getpid, getppid};
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, accessat, open, openat, statat};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, fstat, open, openat};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, UnmountFlags, mount_bind, open_tree, unmount};
 use rustix::thread::{CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities};
@@ -74,22 +75,25 @@ impl SaveTarget {
         let is_directory =
             || Failure::new(format!("{}: is a directory", shown(path))).hint("name a file in it");
         let (Some(name), Some(parent)) = (name, path.parent()) else { return Err(is_directory()) };
+        fs_server::refuse_foreign(path)?;
         let directory = openat(CWD, parent, flags | OFlags::DIRECTORY, Mode::empty())
             .map_err(|errno| failed(parent, errno))?;
-        match statat(&directory, name, AtFlags::empty()) {
-            Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => {
-                return Err(is_directory());
-            }
-            _ => {}
-        }
-        let owner = |name: &OsStr, flags| {
-            let found = statat(&directory, name, flags).ok()?;
-            (found.st_uid != geteuid().as_raw()).then_some((found.st_uid, found.st_mode))
+        // In a directory where everybody can make names, another user may have mounted something on this one.
+        let found = match open_on_same_mount(directory.as_fd(), name) {
+            Err(error) if error.raw_os_error() == Some(libc::EXDEV) => fs_server::reach(path),
+            opened => opened.map(File::from),
         };
+        let found = found.and_then(|found| found.metadata()).ok();
+        let leads_to_directory = || fs_server::is_directory(path);
+        if found.as_ref().is_some_and(|found| found.is_dir() || found.is_symlink() && leads_to_directory()) {
+            return Err(is_directory());
+        }
         // As in /tmp: others' files can be replaced neither by a new one nor by renaming.
-        if let Some((_, mode)) = owner(OsStr::new(""), AtFlags::EMPTY_PATH)
-            && mode & Mode::SVTX.bits() != 0
-            && let Some((uid, _)) = owner(name, AtFlags::SYMLINK_NOFOLLOW)
+        let around = fstat(&directory).map_err(|errno| failed(parent, errno))?;
+        let others = |uid: u32| uid != geteuid().as_raw();
+        if others(around.st_uid)
+            && around.st_mode & Mode::SVTX.bits() != 0
+            && let Some(uid) = found.map(|found| found.uid()).filter(|uid| others(*uid))
         {
             return Err(Failure::new(format!(
                 "{}: belongs to uid {uid}, and only they can replace it in this directory (it is sticky)",

@@ -23,32 +23,50 @@ pub const VARIABLE: &str = "SLURM_MIZZEN_INSIDE";
 /// The commands that start something which may run in the container again.
 const LAUNCHERS: [&str; 3] = ["srun", "sbatch", "salloc"];
 
-/// Further variables of one side, beside those that a container never takes from the host: a site's srun may be a
-/// script, and the image's modules are none for the host's interpreters. Slurm's configuration names plugins that its commands
-/// load. In the home directory they look for what decides what is run, and one that the caller has made up may be another user's
-/// directory outside.
-const ONE_SIDED: [&str; 20] = [
+/// Further variables of one side, beside those that a container never takes from the host; a name that ends in `*` stands for all
+/// that begin so. A site's srun may be a script, and the image's modules are none for the host's interpreters and shells. Slurm's
+/// configuration names plugins that its commands load, plugins of Slurm's are in Lua, and scrontab starts an editor. In the home directory
+/// and that of settings they look for what decides what is run, and one that the caller has made up may be another user's directory outside.
+const ONE_SIDED: [&str; 35] = [
     "HOME",
+    "XDG_CONFIG_*",
+    "EDITOR",
+    "VISUAL",
+    "PAGER",
+    "LESSOPEN",
     "SLURM_CONF",
     "PYTHONPATH",
     "PYTHONSTARTUP",
     "PYTHONUSERBASE",
     "PYTHONEXECUTABLE",
-    "PERL5LIB",
-    "PERL5OPT",
-    "RUBYLIB",
-    "RUBYOPT",
-    "LUA_PATH",
-    "LUA_CPATH",
-    "TCLLIBPATH",
+    "PYTHONPYCACHEPREFIX",
+    "PYTHONPLATLIBDIR",
+    "PYTHONBREAKPOINT",
+    "PERL*",
+    "RUBY*",
+    "GEM_*",
+    "BUNDLE_*",
+    "LUA_*",
+    "NODE_PATH",
+    "NODE_OPTIONS",
+    "TCL*",
+    "SHELLOPTS",
+    "BASHOPTS",
+    "PS4",
+    "CDPATH",
     "NLSPATH",
     "TERMINFO",
     "TERMINFO_DIRS",
-    "OPENSSL_CONF",
-    "OPENSSL_MODULES",
+    "TZDIR",
+    "HOSTALIASES",
+    "OPENSSL_*",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
+    "INPUTRC",
 ];
+
+/// scrontab has the table that is edited in a file there, and takes what it finds in it then. Programs of a new step keep theirs.
+const SCRONTABS: &str = "TMPDIR";
 
 /// The kernel takes no variable longer than 128 KiB; this leaves room for its name and for others' habits.
 const LIMIT: usize = 120_000;
@@ -163,7 +181,13 @@ fn exports_all(list: &OsStr) -> bool {
 
 /// Whether the variable names files of the side it is set on.
 pub fn belongs_to_one_side(name: &OsStr) -> bool {
-    variable_rules::belongs_to_one_side(name) || ONE_SIDED.iter().any(|known| name == *known)
+    variable_rules::belongs_to_one_side(name)
+        || ONE_SIDED.iter().any(|pattern| variable_rules::matches(pattern, name))
+}
+
+/// Whether the host's command has the host's value of it.
+fn is_hosts(command: &OsStr, name: &OsStr) -> bool {
+    belongs_to_one_side(name) || command == "scrontab" && name == SCRONTABS
 }
 
 /// Whether the variable is between this program and its helper.
@@ -176,7 +200,7 @@ fn is_ours(name: &OsStr) -> bool {
 pub fn leaving(command: &str, environment: Variables, workdir: &Path) -> (Variables, Vec<OsString>) {
     let inside =
         CallerContext::of_caller(command, &environment, workdir).filter(|_| LAUNCHERS.contains(&command));
-    let stays = |name: &OsStr| belongs_to_one_side(name) || is_ours(name);
+    let stays = |name: &OsStr| is_hosts(command.as_ref(), name) || is_ours(name);
     let mut leaving: Variables = environment.into_iter().filter(|(name, _)| !stays(name)).collect();
     let mut left_out = Vec::new();
     if let Some(inside) = inside {
@@ -190,13 +214,14 @@ pub fn leaving(command: &str, environment: Variables, workdir: &Path) -> (Variab
 /// The environment of the real command (runs outside): what has left the container, with the host's own values
 /// where a side has its own. The rule is applied again, because a shim of another make may send anything.
 pub fn arriving(
+    command: &OsStr,
     received: Variables,
     hosts: impl Iterator<Item = (OsString, OsString)>,
     cwd: &Path,
 ) -> Variables {
     let from_inside =
-        received.into_iter().filter(|(name, _)| !belongs_to_one_side(name) && name != HOST_VARIABLE);
-    let own = hosts.filter(|(name, _)| belongs_to_one_side(name) && name != "PWD" && name != "OLDPWD");
+        received.into_iter().filter(|(name, _)| !is_hosts(command, name) && name != HOST_VARIABLE);
+    let own = hosts.filter(|(name, _)| is_hosts(command, name) && name != "PWD" && name != "OLDPWD");
     from_inside.chain(own).chain([("PWD".into(), cwd.into())]).collect()
 }
 
@@ -233,7 +258,9 @@ mod tests {
         let (leaving, left_out) = leaving("srun", of_script(), Path::new("/opt/app"));
         let outside = ["OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_MIZZEN_REQUEST", "SLURM_MIZZEN_INSIDE"];
         assert_eq!((names(&leaving), left_out), (outside.to_vec(), Vec::new()));
-        let inside = CallerContext::from_environment(&arriving(leaving, on_host(), Path::new("/"))).unwrap();
+        let inside =
+            CallerContext::from_environment(&arriving("srun".as_ref(), leaving, on_host(), Path::new("/")))
+                .unwrap();
         assert_eq!((inside.image, inside.workdir), ("/shared/tf.sqsh".into(), "/opt/app".into()));
         let mut expected = of_script();
         expected.truncate(4);
@@ -246,7 +273,7 @@ mod tests {
     #[test]
     fn the_hosts_commands_get_the_hosts_values() {
         // Also when a shim sends what it should not.
-        let command = arriving(of_script(), on_host(), Path::new("/"));
+        let command = arriving("srun".as_ref(), of_script(), on_host(), Path::new("/"));
         let expected = [
             ("OMP_NUM_THREADS", "4"),
             ("SLURM_JOB_ID", "7"),
@@ -258,6 +285,24 @@ mod tests {
             ("PWD", "/"),
         ];
         assert_eq!(command, pairs(&expected));
+    }
+
+    #[test]
+    fn an_editor_of_the_containers_is_not_started_outside() {
+        let data = ["EDITOR", "VISUAL", "PERLLIB", "LUA_PATH_5_4", "SHELLOPTS", "TMPDIR", "MINE"];
+        let inside = data.map(|name| (name, "/data"));
+        for (command, left, outside) in [
+            ("scrontab", vec!["MINE"], vec!["MINE", "EDITOR", "TMPDIR", "PWD"]),
+            ("scontrol", vec!["TMPDIR", "MINE"], vec!["TMPDIR", "MINE", "EDITOR", "PWD"]),
+        ] {
+            let (leaving, _) = leaving(command, pairs(&inside), Path::new("/"));
+            assert_eq!(names(&leaving), left, "{command}");
+            let hosts = pairs(&[("EDITOR", "vi"), ("TMPDIR", "/tmp")]).into_iter();
+            // Also from a shim of another make.
+            let all = arriving(command.as_ref(), pairs(&inside), hosts, Path::new("/"));
+            assert_eq!(names(&all), outside, "{command}");
+            assert!(all.contains(&("EDITOR".into(), "vi".into())));
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mizzen_core::failure::{FailureKind, cause, quote};
+use mizzen_core::fs_server::{self, FsServer};
 use mizzen_core::{Failure, node_name};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -136,7 +137,7 @@ fn become_command(
 ) -> i32 {
     cwd.enter(&order, &stderr);
     let environment: Vec<(OsString, OsString)> =
-        caller_context::arriving(order.environment, std::env::vars_os(), cwd.name());
+        caller_context::arriving(&order.command, order.environment, std::env::vars_os(), cwd.name());
     let _ = setsid();
     let _ = SigSet::empty().thread_set_mask();
     order.inherited.apply();
@@ -167,16 +168,27 @@ enum Directory {
 
 impl Directory {
     fn of(order: &CommandRequest) -> Directory {
-        let Ok(found) = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
-            .open(&order.directory)
-        else {
+        let look = fs_server::look_unless(&order.directory, FsServer::is_foreign);
+        let found = match look.served {
+            // The shim is in a file system that another user serves, and so are its commands.
+            Some(part) if order.directory_inode.is_some_and(|inode| inode.is_on(part.device)) => {
+                let flags = libc::O_PATH | libc::O_DIRECTORY;
+                OpenOptions::new().read(true).custom_flags(flags).open(&order.directory)
+            }
+            // Another one may never answer.
+            Some(_) => return Directory::RootForOther,
+            None => look.end.map_err(io::Error::from),
+        };
+        let Some((found, metadata)) = found.ok().and_then(|found| {
+            let metadata = found.metadata().ok().filter(fs::Metadata::is_dir)?;
+            Some((found, metadata))
+        }) else {
             return Directory::Root;
         };
-        let is_shims = found.metadata().is_ok_and(|found| Some(Inode::of(&found)) == order.directory_inode);
-        let searchable = access(&order.directory, AccessFlags::X_OK).is_ok();
-        let real = fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()));
+        let is_shims = Some(Inode::of(&metadata)) == order.directory_inode;
+        let opened = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+        let searchable = access(&opened, AccessFlags::X_OK).is_ok();
+        let real = fs::read_link(opened);
         match real {
             Ok(real) if is_shims && searchable => {
                 Directory::Shims { opened: found.into(), name: order.directory.clone(), real }

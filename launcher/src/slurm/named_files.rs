@@ -6,16 +6,17 @@
 //! that is sent to the nodes has it there.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, Metadata};
+use std::fs::Metadata;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mizzen_core::Failure;
 use mizzen_core::failure::quote;
-use mizzen_core::fs_server::{FsServer, find_served};
+use mizzen_core::fs_server::{self, Look, place_of};
 use mizzen_core::trusted_file::check_only_users;
 use mizzen_core::variables;
+use nix::errno::Errno;
 use nix::unistd::geteuid;
 
 use super::HOST_VARIABLE;
@@ -54,6 +55,11 @@ impl Inode {
     /// The file of which this is known.
     pub fn of(found: &Metadata) -> Inode {
         Inode { device: found.dev(), number: found.ino() }
+    }
+
+    /// Whether it lies on the file system with this device.
+    pub fn is_on(self, device: Option<u64>) -> bool {
+        device == Some(self.device)
     }
 
     /// As text for the wire.
@@ -112,7 +118,7 @@ pub struct NamedFile {
     pub role: Role,
     /// What the caller has under that name.
     pub inside: Option<Inode>,
-    /// The directory in which the caller has it, or would.
+    /// The last directory on the way to it that the caller has: the one in which it is, or would be, or in which that is missing.
     pub parent: Option<Inode>,
 }
 
@@ -183,8 +189,19 @@ pub fn named_files(
 
 /// A name that may be a directory's.
 fn directory(name: &OsStr, role: Role) -> NamedFile {
-    let inside = fs::metadata(name).ok().filter(Metadata::is_dir).as_ref().map(Inode::of);
-    NamedFile { name: name.to_owned(), variable: None, role, inside, parent: None }
+    let look = fs_server::look(Path::new(name));
+    let inside = metadata_of(&look).filter(Metadata::is_dir).as_ref().map(Inode::of);
+    NamedFile { name: name.to_owned(), variable: None, role, inside, parent: last_directory(&look) }
+}
+
+/// What is at the end of a path. Most words are no paths, so what another user serves is not asked: it may never answer. It counts
+/// as missing.
+fn metadata_of(look: &Look) -> Option<Metadata> {
+    look.end.as_ref().ok()?.metadata().ok()
+}
+
+fn last_directory(look: &Look) -> Option<Inode> {
+    look.directory.as_ref()?.metadata().ok().as_ref().map(Inode::of)
 }
 
 /// The directory that a file is in, or would be. Slurm replaces what begins with %, so the one above that counts.
@@ -227,11 +244,10 @@ fn named_file(name: &OsStr, role: Role, is_image: bool, may_be_nodes: bool) -> O
     let may_be = |found: &Metadata| {
         found.is_file() || is_image || ((is_program || role == Role::Variable) && !found.is_dir())
     };
-    let found = fs::metadata(name).ok().filter(may_be);
+    let found = metadata_of(&fs_server::look(Path::new(name))).filter(may_be);
     let counts = found.is_some() || (has_slash && !may_be_nodes);
     let inside = found.as_ref().map(Inode::of);
-    let parent = parent_of(Path::new(name)).and_then(|parent| fs::metadata(parent).ok());
-    let parent = parent.as_ref().map(Inode::of);
+    let parent = parent_of(Path::new(name)).and_then(|parent| last_directory(&fs_server::look(&parent)));
     counts.then(|| NamedFile { name: name.to_owned(), variable: None, role, inside, parent })
 }
 
@@ -251,17 +267,22 @@ impl NamedFile {
     fn check(&self, directory: &Path) -> Result<(), Failure> {
         let path = directory.join(&self.name);
         let shown = quote(self.name.as_bytes());
-        self.refuse_served(&path)?;
-        let outside = fs::metadata(&path).ok();
+        let look = fs_server::look_from(directory, &path);
+        match (&look.served, &look.end) {
+            (Some(part), _) => return Err(self.unsafe_outside(&part.describe())),
+            (None, Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => {
+                return Err(refusal(format!("{shown} cannot be looked at outside the container")));
+            }
+            _ => {}
+        }
+        let outside = metadata_of(&look);
         match (self.inside, outside, self.role) {
-            (_, Some(outside), Role::Directory | Role::WorkingDirectory) if !outside.is_dir() => Ok(()),
+            // It may be one by the time that the job starts.
+            (_, Some(outside), Role::Directory | Role::WorkingDirectory) if !outside.is_dir() => {
+                self.check_missing(&look, &look)
+            }
             (Some(inside), Some(outside), _) if inside == Inode::of(&outside) => {
-                match foreign_link(&path, outside.uid()) {
-                    Some(link) => {
-                        Err(refusal(format!("{shown} is found by another user's link outside: {link}")))
-                    }
-                    None => Ok(()),
-                }
+                self.refuse_foreign_link(&look, outside.uid())
             }
             (Some(_), Some(_), Role::Program | Role::Value | Role::Variable | Role::Output) => Err(refusal(
                 format!("{shown} is another file outside the container, where this command runs"),
@@ -271,7 +292,7 @@ impl NamedFile {
             ))),
             // In one of root's, as in / or /usr, nobody else has put anything.
             (_, Some(outside), Role::WorkingDirectory) => match check_only_users(&path, geteuid().as_raw()) {
-                Ok(()) if outside.mode() & 0o002 == 0 => Ok(()),
+                Ok(()) if !others_make_names(&outside) => Ok(()),
                 _ => Err(refusal(format!(
                     "{shown} is another directory outside the container, where this command runs"
                 ))),
@@ -287,57 +308,68 @@ impl NamedFile {
             }
             // No option that names a directory, and no file either.
             (None, Some(outside), Role::Value | Role::Variable) if outside.is_dir() => Ok(()),
-            (None, _, Role::Value | Role::Variable | Role::Output) | (Some(_), None, Role::Output) => {
-                self.check_parent(&path)
-            }
-            (None, None, Role::Program | Role::HostProgram)
-            | (Some(_), None, Role::HostProgram)
-            | (_, None, Role::Directory | Role::WorkingDirectory) => Ok(()),
+            (_, None, Role::Directory | Role::WorkingDirectory) => self.check_missing(&look, &look),
+            // salloc starts its program when the job has been granted, which may be hours later.
+            (None, _, Role::Program | Role::Value | Role::Variable | Role::Output)
+            | (Some(_), None, Role::Output)
+            | (_, None, Role::HostProgram) => match parent_of(&path) {
+                Some(parent) => self.check_missing(&fs_server::look_from(directory, &parent), &look),
+                None => Ok(()),
+            },
         }
     }
 
     /// Refuses what somebody else could have made, where only the outside has it.
     fn refuse_unsafe(&self, path: &Path) -> Result<(), Failure> {
-        check_only_users(path, geteuid().as_raw()).map_err(|failure| {
-            let shown = quote(self.name.as_bytes());
-            refusal(format!("{shown} is taken from outside the container, and {}", failure.message))
-        })
+        check_only_users(path, geteuid().as_raw()).map_err(|failure| self.unsafe_outside(&failure.message))
     }
 
-    /// Where there is no file outside, the command may make one, or find what somebody makes until then: in the directory that
-    /// the caller sees, or in one of the user's or root's. A link that leads nowhere is no file.
-    fn check_parent(&self, path: &Path) -> Result<(), Failure> {
-        let Some(parent) = parent_of(path) else { return Ok(()) };
-        let Ok(found) = fs::metadata(&parent) else { return Ok(()) };
-        if !found.is_dir() {
-            return Ok(());
+    /// Where there is no file or directory outside, the command may make one, or find what somebody makes until it looks, which may be
+    /// when a job starts: in the last directory that is there. That must be one in which the caller sees nothing under the name
+    /// either, or one of the user's or root's in which nobody else can make names.
+    fn check_missing(&self, up_to_parent: &Look, whole: &Look) -> Result<(), Failure> {
+        let found =
+            up_to_parent.directory.as_ref().and_then(|opened| Some((opened, opened.metadata().ok()?)));
+        let Some((opened, found)) = found else {
+            return Err(self.unsafe_outside("its directory cannot be looked at"));
+        };
+        if self.inside.is_none() && self.parent == Some(Inode::of(&found)) {
+            return self.refuse_foreign_link(whole, found.uid());
         }
-        let is_same = self.parent == Some(Inode::of(&found));
-        if !is_same {
-            self.refuse_unsafe(&parent)?;
+        let place = place_of(opened);
+        self.refuse_unsafe(&place)?;
+        self.refuse_foreign_link(whole, geteuid().as_raw())?;
+        match others_make_names(&found) {
+            true => {
+                let place = quote(place.as_os_str().as_bytes());
+                Err(self.unsafe_outside(&format!("others can make files in {place}")))
+            }
+            false => Ok(()),
         }
-        let owner = if is_same { found.uid() } else { geteuid().as_raw() };
-        match foreign_link(path, owner) {
-            Some(link) => Err(refusal(format!(
-                "{} is found by another user's link outside: {link}",
-                quote(self.name.as_bytes())
-            ))),
+    }
+
+    /// Refuses a link on the way that belongs neither to the user nor to root nor to the file's owner: it may lead elsewhere as soon as
+    /// it has been looked at.
+    fn refuse_foreign_link(&self, look: &Look, owner: u32) -> Result<(), Failure> {
+        let trusted = [0, geteuid().as_raw(), owner];
+        match look.links.iter().find(|(_, uid)| !trusted.contains(uid)) {
+            Some((link, _)) => {
+                let [shown, link] = [self.name.as_bytes(), link.as_os_str().as_bytes()].map(quote);
+                Err(refusal(format!("{shown} is found by another user's link outside: {link}")))
+            }
             None => Ok(()),
         }
     }
 
-    /// Another user's file system may never answer; it is asked only if the caller has the file on that one, too.
-    fn refuse_served(&self, path: &Path) -> Result<(), Failure> {
-        let Ok(Some(part)) = find_served(path, FsServer::is_foreign) else { return Ok(()) };
-        match self.inside {
-            Some(inside) if part.device == Some(inside.device) => Ok(()),
-            _ => Err(refusal(format!(
-                "{} is taken from outside the container, and {}",
-                quote(self.name.as_bytes()),
-                part.describe()
-            ))),
-        }
+    fn unsafe_outside(&self, why: &str) -> Failure {
+        refusal(format!("{} is taken from outside the container, and {why}", quote(self.name.as_bytes())))
     }
+}
+
+/// Whether others can make names in a directory of the user's or of root's, also in one like /tmp, where they cannot take away
+/// those of others. The user has not named this one, but another of that name inside: what they open to their group does not count.
+fn others_make_names(directory: &Metadata) -> bool {
+    directory.mode() & 0o022 != 0
 }
 
 fn refusal(why: String) -> Failure {
@@ -346,18 +378,11 @@ fn refusal(why: String) -> Failure {
     )
 }
 
-/// A link on the way to a file that belongs neither to the user nor to root nor to the file's owner: it may lead elsewhere as
-/// soon as it has been looked at.
-fn foreign_link(path: &Path, owner: u32) -> Option<String> {
-    let trusted = [0, geteuid().as_raw(), owner];
-    let is_foreign = |part: &&Path| {
-        fs::symlink_metadata(part).is_ok_and(|found| found.is_symlink() && !trusted.contains(&found.uid()))
-    };
-    path.ancestors().find(is_foreign).map(|link| quote(link.as_os_str().as_bytes()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -422,6 +447,20 @@ mod tests {
             assert_eq!(check("missing", role, inode(&one)), Err(expected.clone()));
         }
         assert_eq!(check("missing", Role::Program, None), Ok(()));
+        // Others could make them before the command looks, if it is not the caller's own directory.
+        fs::set_permissions(&top, PermissionsExt::from_mode(0o775)).unwrap();
+        for (name, role) in
+            [("missing", Role::Output), ("missing/x/%j", Role::Output), ("missing", Role::WorkingDirectory)]
+        {
+            let refused = check(name, role, None).unwrap_err();
+            assert!(
+                refused.starts_with(&format!("{name} is taken from outside the container, and ")),
+                "{refused}"
+            );
+            let parent = inode(&top);
+            let file = NamedFile { name: name.into(), variable: None, role, inside: None, parent };
+            assert_eq!(file.check(&top), Ok(()));
+        }
         fs::remove_dir_all(&top).unwrap();
     }
 

@@ -52,7 +52,7 @@ impl Stager {
         let (path, pin) = if self.staging.fills_site {
             let directory = std::env::current_dir().unwrap_or_else(|_| "/".into());
             // Files alone: nothing is fetched as root.
-            find_file(name.as_os_str().as_bytes(), &directory, &self.config, site::look)?
+            find_file(name.as_os_str().as_bytes(), &directory, &self.config, |path, _| site::look(path))?
         } else {
             let (path, pin, _) = find_image::to_read(name, &self.config)?;
             (path, pin)
