@@ -1145,6 +1145,8 @@ fn what_removes_containers_says_it_as_json() {
     let made =
         cluster.run("srun -Q --container-image=/shared/a.sqsh --container-name=x sh -c 'echo $SLURM_JOB_ID'");
     let job = made.stdout.trim();
+    // A step's end comes before that of its job.
+    cluster.run("while squeue -h | grep -q .; do sleep 0.1; done");
     let pruned = on_node(&cluster, "mizzen containers prune --json | tr -d ' \\n'");
     assert_out(&pruned, 0, &format!("{{\"removed\":[{{\"job\":{job},\"name\":\"x\"}}]}}"));
     assert_out(&on_node(&cluster, "mizzen containers prune --json | tr -d ' \\n'"), 0, "{\"removed\":[]}");

@@ -21,13 +21,19 @@ pub fn find(record: &Record) -> Result<Option<Namespaces>, Failure> {
         match Namespaces::of(&process) {
             Ok(namespaces) => return Ok(Some(namespaces)),
             // It may have ended meanwhile; or nobody may look at it.
-            Err(failure) if Path::new("/proc").join(&process).exists() => refused = Some(failure),
-            Err(_) => {}
+            Err(_) if has_ended(&process) => {}
+            Err(failure) => refused = Some(failure),
         }
     }
     refused.map_or(Ok(None), |failure| {
         Err(failure.about("runs, but cannot be entered").hint("wait until the programs in it have ended"))
     })
+}
+
+/// A process that its parent has not waited for yet has no namespaces any more.
+fn has_ended(process: &str) -> bool {
+    let namespace = fs::read_link(format!("/proc/{process}/ns/mnt"));
+    namespace.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)))
 }
 
 /// A job other than this one, of a program that is in a named container.
@@ -108,4 +114,23 @@ fn read_environment(text: &[u8]) -> Vec<(OsString, OsString)> {
             Some((part(&line[..equals]), part(&line[equals + 1..])))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_has_waited_for_has_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let number = child.id().to_string();
+        let state = || fs::read_to_string(format!("/proc/{number}/stat")).unwrap();
+        while !state().contains(") Z ") {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(has_ended(&number));
+        child.wait().unwrap();
+        assert!(has_ended(&number));
+        assert!(!has_ended("self"));
+    }
 }
