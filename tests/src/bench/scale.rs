@@ -1,4 +1,4 @@
-//! What starts of many nodes cost a file system: a model of three ways to bring an image to nodes, its picture, and its check on
+//! What starts of many nodes cost a file system: a model of four ways to bring an image to nodes, its picture, and its check on
 //! virtual nodes. `vcluster bench scale` renews docs/scale.md and its picture.
 
 use std::ffi::OsStr;
@@ -51,16 +51,28 @@ enum Way {
     CopyFirst,
     ReadThrough,
     Broadcast,
+    /// With `stage_broadcast = "early"`.
+    EarlyBroadcast,
 }
 
 impl Way {
-    const ALL: [Way; 3] = [Way::CopyFirst, Way::ReadThrough, Way::Broadcast];
+    const ALL: [Way; 4] = [Way::CopyFirst, Way::ReadThrough, Way::Broadcast, Way::EarlyBroadcast];
 
     fn name(self) -> &'static str {
         match self {
             Way::CopyFirst => "copied first",
             Way::ReadThrough => "read through",
             Way::Broadcast => "broadcast",
+            Way::EarlyBroadcast => "early broadcast",
+        }
+    }
+
+    /// The value of `--container-stage`.
+    fn option(self) -> &'static str {
+        match self {
+            Way::CopyFirst => "always",
+            Way::ReadThrough => "auto",
+            Way::Broadcast | Way::EarlyBroadcast => "bcast",
         }
     }
 }
@@ -98,6 +110,13 @@ fn cost(way: Way, system: &System, nodes: f64, size: f64, touched: f64) -> Cost 
             // srun's machine reads alone.
             let sent = size / system.node.min(system.all) + sends * size / LINK + size / HASH;
             Cost { read: size, first: sent, local: sent }
+        }
+        Way::EarlyBroadcast if nodes <= 1.0 => cost(Way::ReadThrough, system, nodes, size, touched),
+        Way::EarlyBroadcast => {
+            // srun's machine reads as well.
+            let first = touched / (system.all / (nodes + 1.0)).min(system.node);
+            let sent = cost(Way::Broadcast, system, nodes, size, touched).local;
+            Cost { read: size + nodes * touched, first, local: sent.max(first) }
         }
     }
 }
@@ -148,7 +167,7 @@ const WIDTH: f64 = 230.0;
 const HEIGHT: f64 = 220.0;
 const TOP: f64 = 60.0;
 const GAP: f64 = 40.0;
-const COLOURS: [&str; 3] = ["#b03a2e", "#1f618d", "#239b56"];
+const COLOURS: [&str; 4] = ["#b03a2e", "#1f618d", "#239b56", "#b9770e"];
 /// Both axes are logarithmic: seconds from a tenth to ten million.
 const LOWEST: f64 = -1.0;
 const HIGHEST: f64 = 7.0;
@@ -205,7 +224,7 @@ fn picture() -> String {
     }
     let bottom = TOP + HEIGHT + 44.0;
     for (number, (way, colour)) in Way::ALL.into_iter().zip(COLOURS).enumerate() {
-        let left = LEFT + 150.0 * number as f64;
+        let left = LEFT + 140.0 * number as f64;
         let _ = writeln!(
             svg,
             "<rect x=\"{left}\" y=\"{:.0}\" width=\"22\" height=\"4\" fill=\"{colour}\"/>\
@@ -218,7 +237,7 @@ fn picture() -> String {
     let _ = writeln!(
         svg,
         "<text x=\"{:.0}\" y=\"{bottom}\" fill=\"#555555\">by nodes</text>\n</svg>",
-        LEFT + 480.0
+        LEFT + 600.0
     );
     svg
 }
@@ -235,6 +254,9 @@ const CHECKED_LIMIT: Duration = Duration::from_secs(180);
 const SLOW: &str = "/slow";
 const GO: &str = "home/alice/go";
 
+const SETTINGS: &str =
+    "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\nstage_read_through = \"1m\"\n";
+
 /// Virtual nodes that share a file system.
 struct Check {
     cluster: Cluster,
@@ -245,8 +267,7 @@ impl Check {
     /// The file system is one FUSE server that reads only so much in a second, whoever asks; and nothing of it stays in the
     /// kernel's memory, which the nodes have together.
     fn start(nodes: u32, image: &[u8]) -> Result<Check> {
-        let toml = "network_file_systems = [\"fuse\"]\nstage_keep_free = \"\"\nstage_read_through = \"1m\"\n";
-        let spec = Spec { nodes, mizzen_toml: Some(toml.to_owned()), ..Cluster::spec("bench-scale") };
+        let spec = Spec { nodes, mizzen_toml: Some(SETTINGS.to_owned()), ..Cluster::spec("bench-scale") };
         let cluster = Cluster::start(spec)?;
         cluster.share("scale.sqsh", image)?;
         let mount =
@@ -317,11 +338,16 @@ impl Check {
     /// The table's rows for so many nodes.
     fn rows(&self, size: f64) -> Result<String> {
         // A start without copies: what a step costs by itself, and what each node reads for it.
-        let mut measured: Vec<[Cost; 4]> = Vec::new();
+        let mut measured: Vec<Vec<Cost>> = Vec::new();
         for _ in 0..CHECKED_ROUNDS {
-            let bare = self.measure("never")?;
-            let [copied, through, broadcast] = ["always", "auto", "bcast"].map(|option| self.measure(option));
-            measured.push([bare, copied?, through?, broadcast?]);
+            let mut round = vec![self.measure("never")?];
+            for way in Way::ALL {
+                let word = if way == Way::EarlyBroadcast { "early" } else { "first" };
+                let toml = format!("{SETTINGS}stage_broadcast = \"{word}\"\n");
+                self.cluster.write_everywhere("/etc/mizzen/mizzen.toml", &toml)?;
+                round.push(self.measure(way.option())?);
+            }
+            measured.push(round);
         }
         let median = |contender: usize, part: fn(&Cost) -> f64| {
             let mut sorted: Vec<f64> = measured.iter().map(|round| part(&round[contender])).collect();
@@ -441,6 +467,10 @@ mod tests {
         assert_eq!((many.read, many.first), (1e11, 100.0));
         let through = cost(Way::ReadThrough, nfs, 100.0, 1e9, 1e7);
         assert!(through.first < many.first / 40.0 && through.local > many.local, "{}", through.first);
-        assert_eq!(cost(Way::Broadcast, nfs, 100.0, 1e9, 1e7).read, 1e9);
+        let broadcast = cost(Way::Broadcast, nfs, 100.0, 1e9, 1e7);
+        assert_eq!(broadcast.read, 1e9);
+        let early = cost(Way::EarlyBroadcast, nfs, 100.0, 1e9, 1e7);
+        assert_eq!((early.read, early.local), (2e9, broadcast.local));
+        assert!(early.first < through.first * 1.02, "{}", early.first);
     }
 }
