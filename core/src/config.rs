@@ -18,7 +18,7 @@ pub use crate::image_policy::ImagePolicy;
 pub use crate::registries::{Registries, RegistryConfig};
 use crate::settings::{ContainerScope, Key, Settings, TomlForm, Value};
 use crate::similar::similar;
-use crate::staging::{Amount, Policy, Verify};
+use crate::staging::{Amount, Broadcast, Policy, Verify};
 use crate::{Failure, image_store, registries};
 pub(crate) use merge::key_path;
 pub use merge::{Entry, Merged, Position, SiteFiles};
@@ -82,6 +82,8 @@ keys! {
     stage_shared: PathBuf = PathBuf::new();
     /// From which size on an image is used while it is copied, as for [`Amount::parse`]; empty if none is.
     stage_read_through: String = "64m".to_owned();
+    /// When the tasks of a step start to whose nodes srun sends its image.
+    stage_broadcast: Broadcast = Broadcast::First;
     /// When a copy that is there is read before it is used.
     stage_verify: Verify = Verify::Pinned;
     /// How much the copies of one user may take, as for [`Amount::parse`].
@@ -447,6 +449,10 @@ mod tests {
             (
                 "stage_read_through = \"5%\"",
                 ":1: stage_read_through: it is a size, not a part of a file system",
+            ),
+            (
+                "stage_broadcast = \"late\"",
+                ":1: stage_broadcast: unknown variant `late`, expected `first` or `early`",
             ),
             ("stage_max_size = \"lots\"", ":1: stage_max_size: \"lots\" is not an amount of storage"),
             ("image_store = \"/images\"", ":1: image_store: \"/images\" is one directory for all users"),

@@ -79,6 +79,17 @@ pub enum Verify {
     Always,
 }
 
+/// When the tasks of a step start to whose nodes srun sends a large image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Broadcast {
+    /// When all of it has arrived.
+    #[default]
+    First,
+    /// At once: they read the original until then.
+    Early,
+}
+
 /// An amount of storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {

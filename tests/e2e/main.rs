@@ -19,6 +19,7 @@ mod container;
 mod contracts;
 mod dependencies;
 mod documents;
+mod early_broadcast;
 mod enroot;
 mod environment_files;
 mod essentials;

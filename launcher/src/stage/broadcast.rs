@@ -7,8 +7,10 @@
 //! What is sent is the copy and not the source, because sbcast gives the files the mode of what it sends, in a directory
 //! where others can look: a copy's mode lets nobody else read. And its digest is known then, so that the nodes can tell
 //! whether all of it has arrived. sbcast makes no directories, so the file cannot go into the user's own at once.
+//!
+//! srun waits for this, unless the image is to be sent while the tasks run (`early.rs`).
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{PipeReader, Read, Write};
 use std::os::fd::AsFd;
@@ -16,31 +18,29 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, SystemTime};
 
 use mizzen_core::config::Source;
 use mizzen_core::failure::{FailureKind, cause, quote};
-use mizzen_core::mountinfo::open_on_same_mount;
-use mizzen_core::options::{MountOption, MountSource};
+use mizzen_core::options::MountSource;
 use mizzen_core::request::{self, Container, ImageSource};
-use mizzen_core::staging::{Policy, decode_refusal};
+use mizzen_core::staging::{Broadcast, Policy};
 use mizzen_core::{Config, Digest, Failure, Request};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::geteuid;
-use rustix::fs::{AtFlags, Mode, OFlags, fstat, openat, statat, unlinkat};
-use serde::{Deserialize, Serialize};
+use nix::unistd::{getpid, getppid};
+use rustix::fs::{Mode, OFlags, openat};
 
-use super::cache::{self, Cache, describe};
-use super::copy::verify;
-use super::lock::Lock;
-use super::obtain::{obtain, publish};
-use super::source::{FileIdentity, SourceImage};
+use super::cache::{self, Cache};
+use super::delivery::{Delivery, EARLY};
+use super::early::{self, Sending};
+use super::fill::Silent;
+use super::obtain::obtain;
+use super::source::FileIdentity;
 use super::{
     ProgressSink, Requirements, StageError, StagingOptions, StderrSink, Wanted, changing, is_still_there,
-    note, open_as_user, progress, wanted, with_retries,
+    note, open_as_user, wanted, with_retries,
 };
 use crate::image::{ImageKind, OpenedImage, shown};
 use crate::progress::Progress;
@@ -49,24 +49,8 @@ use crate::trace::OrDebug;
 
 /// Begins the name of what remembers which nodes of a job have been sent an image.
 pub const SENT: &str = "sent-";
-/// A job that lasts longer sends again.
-const REMEMBERED: Duration = Duration::from_secs(7 * 86400);
-/// Nothing is written to a file for so long: whoever sent it, or waited for it, is gone.
-const ABANDONED: Duration = Duration::from_secs(3600);
 /// Of what sbcast says about many nodes, the beginning is enough.
 const WORDS: usize = 4096;
-
-/// A file that srun has sent to the nodes of a step.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Delivery {
-    /// Its name in the directory of the caches.
-    file: String,
-    /// Of what it is a copy.
-    source: OsString,
-    /// What srun's machine saw of the source.
-    identity: FileIdentity,
-    digest: String,
-}
 
 /// What srun's hook asks for: sends the images of a step to its nodes. Prints what the nodes must know, if there is
 /// something, or why srun must not go on.
@@ -77,112 +61,161 @@ pub fn run(mut words: impl Iterator<Item = OsString>) -> ExitCode {
     let step = words.next().unwrap_or_default().to_string_lossy().into_owned();
     let programs = PathBuf::from(words.next().unwrap_or_default());
     let config = words.next().map_or(Source::Default, |path| Source::Named(path.into()));
-    let (text, code) = match send_all(&Step { name: step, programs }, &config) {
-        Ok(deliveries) if deliveries.is_empty() => (String::new(), 0),
-        Ok(deliveries) => (serde_json::to_string(&deliveries).unwrap_or_default(), 0),
-        Err(failure) => (failure.encode(), 1),
+    let (text, code, later) = match send_all(Step { name: step, programs }, &config) {
+        Ok((deliveries, _)) if deliveries.is_empty() => (String::new(), 0, None),
+        Ok((deliveries, later)) => (serde_json::to_string(&deliveries).unwrap_or_default(), 0, later),
+        Err(failure) => (failure.encode(), 1, None),
     };
     let mut stdout = std::io::stdout();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Ok(()) => ExitCode::from(code),
-        Err(_) => ExitCode::FAILURE,
+    // Nothing is sent for an srun that is gone.
+    if stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_err() {
+        return ExitCode::FAILURE;
     }
+    if let Some(later) = later {
+        later.start();
+    }
+    ExitCode::from(code)
 }
 
 /// The step that is to be served.
-struct Step {
+pub struct Step {
     /// As `7.0`.
     name: String,
     /// Where Slurm's commands are.
     programs: PathBuf,
 }
 
-fn send_all(step: &Step, config: &Source) -> Result<Vec<Delivery>, Failure> {
+/// Sends what the tasks wait for; and what is to be sent while they run.
+fn send_all(step: Step, config: &Source) -> Result<(Vec<Delivery>, Option<Sending>), Failure> {
     let text = std::env::var_os(request::VARIABLE).unwrap_or_default();
-    let Request::Container(container) = Request::decode(&text.into_vec())? else { return Ok(Vec::new()) };
+    let Request::Container(container) = Request::decode(&text.into_vec())? else {
+        return Ok((Vec::new(), None));
+    };
     let config = Config::load(config)?;
     let _mask = sys::FileMask::set(cache::MASK);
-    let staging = StagingOptions::new(Policy::Broadcast, &config)?;
+    let mut staging = StagingOptions::new(Policy::Broadcast, &config)?;
+    let srun = (staging.broadcast == Broadcast::Early).then(early::end_of_srun).flatten();
+    if srun.is_none() {
+        // What runs beside it has to end with it.
+        staging.broadcast = Broadcast::First;
+    }
     let nodes = step.nodes();
     // One node reads once, whichever way.
     if nodes.as_deref().is_some_and(|nodes| !nodes.contains([',', '['])) {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), None));
     }
-    let site = config.settings.mounts.unwrap_or_default();
     // Nothing is sent before everything is known to be what it should be.
-    let mut all = Vec::new();
-    for (path, pin) in files(container, site) {
-        match with_retries(|| open_as_user(&path), |opened| copied_here(opened, pin, &staging)) {
+    let (mut all, mut images) = (Vec::new(), Vec::new());
+    for (path, requirements) in files(container, config) {
+        match with_retries(|| open_as_user(&path), |opened| prepare(opened, &requirements, &staging, true)) {
             Err(StageError::Cache(why)) => all.push((path, Err(why))),
             Err(StageError::Source(failure)) => return Err(failure),
             Err(StageError::Refused(failure)) => return Err(failure.about(shown(&path))),
-            Ok(None) => {}
-            Ok(Some(copied)) => all.push((path, Ok(copied))),
+            Ok(Ready::Nothing) => {}
+            Ok(Ready::Copy(copied)) => all.push((path, Ok(copied))),
+            Ok(Ready::Later(cache, identity)) => {
+                let known = cache.digest_of(&identity);
+                let is_sent = known.is_some_and(|digest| step.has_sent(&cache, digest, nodes.as_deref()));
+                match Delivery::new(&format!("{EARLY}{}-", step.job()), &path, identity, None) {
+                    Ok(delivery) if !is_sent => images.push((delivery, requirements)),
+                    Ok(_) => {}
+                    Err(why) => not_sent(&path, &why),
+                }
+            }
         }
     }
     let mut deliveries = Vec::new();
     for (path, copied) in all {
-        let sent =
-            copied.and_then(|copied| send(step, nodes.as_deref(), &path, &copied, &staging, &mut deliveries));
+        let sent = copied
+            .and_then(|copied| send(&step, nodes.as_deref(), &path, &copied, &staging, &mut deliveries));
         if let Err(why) = sent {
-            note(
-                &format!("{} is not sent to the nodes, which copy it themselves: {why}", shown(&path)),
-                None,
-            );
+            not_sent(&path, &why);
         }
     }
-    Ok(deliveries)
+    deliveries.extend(images.iter().map(|(delivery, _)| delivery.clone()));
+    let sending = srun.map(|srun| Sending { step, nodes, staging, images, srun });
+    Ok((deliveries, sending.filter(|sending| !sending.images.is_empty())))
 }
 
-/// The files that the containers of the step are made of.
-fn files(Container { image, settings }: Container, site: Vec<MountOption>) -> Vec<(PathBuf, Option<Digest>)> {
+/// Tells the user that the nodes get nothing from srun.
+pub(super) fn not_sent(path: &Path, why: &str) {
+    note(&format!("{} is not sent to the nodes, which copy it themselves: {why}", shown(path)), None);
+}
+
+/// The files that the containers of the step are made of, and what they must be.
+fn files(Container { image, settings }: Container, config: Config) -> Vec<(PathBuf, Requirements)> {
+    let requirements = Requirements::new(&image, &config.policy);
     let image = match image {
-        ImageSource::File { path, digest } => Some((path, digest)),
-        ImageSource::Stored { path, .. } => Some((path, None)),
+        ImageSource::File { path, .. } | ImageSource::Stored { path, .. } => Some((path, requirements)),
         // There is no file yet. The nodes copy it when one of them has made it.
         ImageSource::Unfetched(_) | ImageSource::Recorded => None,
     };
+    let site = config.settings.mounts.unwrap_or_default();
     let data = site.into_iter().chain(settings.mounts.into_iter().flatten()).filter_map(|mount| match mount
         .source
     {
-        MountSource::Squashfs(path) => Some((path, None)),
+        MountSource::Squashfs(path) => Some((path, Requirements::default())),
         MountSource::Bind(_) | MountSource::Tmpfs(_) | MountSource::Umount => None,
     });
     image.into_iter().chain(data).collect()
 }
 
+/// What can be sent of a file.
+pub(super) enum Ready {
+    /// It is a directory.
+    Nothing,
+    Copy(Copied),
+    /// A copy that is made while the tasks run; of which cache, and of what.
+    Later(Cache, FileIdentity),
+}
+
 /// A copy in this machine's cache.
-struct Copied {
+pub(super) struct Copied {
     cache: Cache,
     /// Nobody removes the copy as long as this is open.
     _in_use: File,
-    identity: FileIdentity,
-    digest: Digest,
+    pub identity: FileIdentity,
+    pub digest: Digest,
 }
 
-/// Copies a file to this machine's cache, unless it is a directory.
-fn copied_here(
-    opened: OpenedImage,
-    pin: Option<Digest>,
-    staging: &StagingOptions,
-) -> Result<Option<Copied>, StageError> {
-    if opened.kind == ImageKind::Directory {
-        return Ok(None);
+impl Copied {
+    /// Where it is.
+    pub fn path(&self) -> PathBuf {
+        self.cache.copy_path(self.digest)
     }
-    let (cache, source) = match wanted(&opened, staging.verifies(pin.is_some()), staging) {
+}
+
+/// Copies a file to this machine's cache, unless it is a directory or can be copied while the tasks run.
+pub(super) fn prepare(
+    opened: OpenedImage,
+    requirements: &Requirements,
+    staging: &StagingOptions,
+    speaks: bool,
+) -> Result<Ready, StageError> {
+    if opened.kind == ImageKind::Directory {
+        return Ok(Ready::Nothing);
+    }
+    let content_matters = requirements.content_matters();
+    let (cache, source) = match wanted(&opened, staging.verifies(content_matters), staging) {
         Ok(Wanted::Copy(cache, source)) => (cache, source),
         Ok(_) => return Err(StageError::Cache("no copies are made here".to_owned())),
         Err(StageError::Refused(failure)) => return Err(StageError::Cache(failure.message)),
         Err(trouble) => return Err(trouble),
     };
-    let (file, digest, _) = obtain(&cache, &source, staging, &mut StderrSink::new(&opened.path))?;
+    if staging.reads_through(&source, content_matters) {
+        let identity = source.identity;
+        return Ok(Ready::Later(cache, identity));
+    }
+    let (mut stderr, mut silent) = (StderrSink::new(&opened.path), Silent);
+    let sink: &mut dyn ProgressSink = if speaks { &mut stderr } else { &mut silent };
+    let (file, digest, _) = obtain(&cache, &source, staging, sink)?;
     if !is_still_there(&opened) {
         return Err(StageError::Source(changing(&opened.path)));
     }
     let identity = source.identity;
-    Requirements::pinned(pin).check_content(digest)?;
+    requirements.check_content(digest)?;
     // The nodes compare: a source that has been replaced since then would only make them copy it.
-    Ok(Some(Copied { cache, _in_use: file, identity, digest }))
+    Ok(Ready::Copy(Copied { cache, _in_use: file, identity, digest }))
 }
 
 /// Sends a copy to the nodes, unless they have been sent it before.
@@ -194,26 +227,18 @@ fn send(
     staging: &StagingOptions,
     deliveries: &mut Vec<Delivery>,
 ) -> Result<(), String> {
-    let job = step.name.split('.').next().unwrap_or_default();
-    let record = nodes.map(|nodes| (format!("{SENT}{job}"), format!("{} {nodes}\n", copied.digest)));
-    if record.as_ref().is_some_and(|(name, line)| remembers(&copied.cache, name, line)) {
+    if step.has_sent(&copied.cache, copied.digest, nodes) {
         return Ok(());
     }
-    let file =
-        format!("{}{}", prefix(), random().map_err(|error| format!("/dev/urandom: {}", cause(&error)))?);
-    let target = staging.directory.join(&file);
+    let delivery = Delivery::new("", path, copied.identity.clone(), Some(copied.digest))?;
+    let target = staging.directory.join(delivery.file());
     // Also when sending fails: the nodes then remove what they got.
-    deliveries.push(Delivery {
-        file,
-        source: path.into(),
-        identity: copied.identity.clone(),
-        digest: copied.digest.to_string(),
-    });
-    step.transmit(&copied.cache.copy_path(copied.digest), &target, path, nodes)?;
-    if let Some((name, line)) = record {
-        // Without it the next step sends again.
-        remember(&copied.cache, &name, &line).or_debug("the next step will be sent this image again");
-    }
+    deliveries.push(delivery);
+    let to = nodes.map_or_else(String::new, |nodes| format!(" to {nodes}"));
+    let mut progress =
+        Progress::new(format!("{}: {}: sending{to}", mizzen_core::node_name(), shown(path)), 0, true);
+    step.transmit(&copied.path(), &target, &mut || progress.wait())?;
+    step.remember(copied, nodes);
     Ok(())
 }
 
@@ -230,13 +255,33 @@ impl Step {
         (found.status.success() && !nodes.is_empty() && !nodes.contains(char::is_whitespace)).then_some(nodes)
     }
 
-    /// Has Slurm send a file.
-    fn transmit(
+    fn job(&self) -> &str {
+        self.name.split('.').next().unwrap_or_default()
+    }
+
+    /// The file that remembers what this step's job has sent, and the line for this.
+    fn record(&self, digest: Digest, nodes: Option<&str>) -> Option<(String, String)> {
+        Some((format!("{SENT}{}", self.job()), format!("{digest} {}\n", nodes?)))
+    }
+
+    /// Whether the nodes have been sent this before.
+    fn has_sent(&self, cache: &Cache, digest: Digest, nodes: Option<&str>) -> bool {
+        self.record(digest, nodes).is_some_and(|(name, line)| remembers(cache, &name, &line))
+    }
+
+    pub(super) fn remember(&self, copied: &Copied, nodes: Option<&str>) {
+        if let Some((name, line)) = self.record(copied.digest, nodes) {
+            // Without it the next step sends again.
+            remember(&copied.cache, &name, &line).or_debug("the next step will be sent this image again");
+        }
+    }
+
+    /// Has Slurm send a file, and does something now and then.
+    pub(super) fn transmit(
         &self,
         file: &Path,
         target: &Path,
-        shown_as: &Path,
-        nodes: Option<&str>,
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<(), String> {
         let failed = |error: std::io::Error| format!("sbcast: {}", cause(&error));
         let (reader, writer) = std::io::pipe().map_err(failed)?;
@@ -248,8 +293,12 @@ impl Step {
             command.env_remove(name);
         }
         command.stdin(Stdio::null());
+        let sender = getpid();
         let pid = sys::spawn_child(move || {
             let _ = set_pdeathsig(Signal::SIGTERM);
+            if getppid() != sender {
+                return i32::from(FailureKind::CannotStart.exit_code());
+            }
             let Ok(output) = writer.try_clone() else {
                 return i32::from(FailureKind::CannotStart.exit_code());
             };
@@ -259,10 +308,7 @@ impl Step {
             i32::from(FailureKind::CannotStart.exit_code())
         })
         .map_err(failed)?;
-        let to = nodes.map_or_else(String::new, |nodes| format!(" to {nodes}"));
-        let mut progress =
-            Progress::new(format!("{}: {}: sending{to}", mizzen_core::node_name(), shown(shown_as)), 0, true);
-        let said = listen(reader, &mut || progress.wait());
+        let said = listen(reader, meanwhile);
         match waitpid(pid, None) {
             Ok(WaitStatus::Exited(_, 0)) => Ok(()),
             Ok(WaitStatus::Signaled(_, signal, _)) => Err(format!("sbcast was ended by {signal}")),
@@ -293,12 +339,6 @@ fn listen(mut pipe: PipeReader, meanwhile: &mut dyn FnMut()) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-fn random() -> std::io::Result<String> {
-    let mut random = [0; 8];
-    File::open("/dev/urandom")?.read_exact(&mut random)?;
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
 /// Whether this line was written for the job.
 fn remembers(cache: &Cache, name: &str, line: &str) -> bool {
     let mut text = String::new();
@@ -314,118 +354,4 @@ fn remember(cache: &Cache, name: &str, line: &str) -> std::io::Result<()> {
         | OFlags::NONBLOCK
         | OFlags::CLOEXEC;
     File::from(openat(&cache.dir, name, flags, Mode::from_raw_mode(0o600))?).write_all(line.as_bytes())
-}
-
-/// Begins the names of the user's files among the caches of all users.
-fn prefix() -> String {
-    format!("mizzen-{}-broadcast-", geteuid())
-}
-
-impl StagingOptions {
-    /// Notes what srun has sent to this node. Nonsense is as good as nothing: the image is copied then. A failure is what srun
-    /// has failed with.
-    pub fn expect(&mut self, variable: &OsStr) -> Result<(), Failure> {
-        if let Some(failure) = decode_refusal(variable.as_encoded_bytes()) {
-            return Err(failure);
-        }
-        let deliveries: Vec<Delivery> =
-            serde_json::from_slice(variable.as_encoded_bytes()).unwrap_or_default();
-        self.deliveries = deliveries
-            .into_iter()
-            .filter(|delivery| delivery.file.starts_with(&prefix()) && !delivery.file.contains('/'))
-            .collect();
-        Ok(())
-    }
-
-    /// Makes the file that srun has sent the copy of this source, if there is one. The caller has the source's lock.
-    pub(super) fn adopt(
-        &self,
-        cache: &Cache,
-        source: &SourceImage,
-        lock: &Lock,
-        sink: &mut dyn ProgressSink,
-    ) -> Option<(File, Digest)> {
-        let delivery = self.delivery_of(source.path)?;
-        // It was sent before this: what is in it is older than what we see.
-        if !delivery.identity.is_same_elsewhere(&source.identity) {
-            return None;
-        }
-        match delivery.adopt(&self.directory, cache, source, lock, sink) {
-            Ok(adopted) => adopted,
-            Err(why) => {
-                note(&format!("{}: what srun has sent cannot be used: {why}", shown(source.path)), None);
-                None
-            }
-        }
-    }
-
-    /// Removes what srun has sent and nobody needs any more.
-    pub fn discard(&self, source: &Path) {
-        if let Some(delivery) = self.delivery_of(source) {
-            let _ = std::fs::remove_file(self.directory.join(&delivery.file));
-        }
-    }
-
-    fn delivery_of(&self, source: &Path) -> Option<&Delivery> {
-        self.deliveries.iter().find(|delivery| Path::new(&delivery.source) == source)
-    }
-}
-
-impl Delivery {
-    /// None if it has not arrived, or not as a whole: srun has told the user.
-    fn adopt(
-        &self,
-        directory: &Path,
-        cache: &Cache,
-        source: &SourceImage,
-        lock: &Lock,
-        sink: &mut dyn ProgressSink,
-    ) -> Result<Option<(File, Digest)>, String> {
-        let identity = &source.identity;
-        let digest = Digest::parse(&self.digest).ok_or("its digest is none")?;
-        let Some(arrived) = cache.take(directory, &self.file, identity.size).map_err(describe)? else {
-            return Ok(None);
-        };
-        let mut progress = progress(source.path, "verifying what srun has sent", identity.size);
-        let mut say = lock.progress_writer(identity.size);
-        verify(&arrived.file, digest, identity.size, &mut |bytes| {
-            progress.advance(bytes);
-            say(bytes);
-        })?;
-        let unchanged = FileIdentity::at(source.path).is_ok_and(|now| now == *identity);
-        if !unchanged {
-            return Err(changing(source.path).message);
-        }
-        let file = publish(cache, source, arrived, digest, sink).map_err(describe)?;
-        Ok(Some((file, digest)))
-    }
-}
-
-/// Removes what broadcasts have left that nobody waits for any more: beside the user's cache, and the notes in it.
-pub fn sweep(cache: &Cache) {
-    let now = SystemTime::now();
-    let is_older = |seconds: i64, age: Duration| {
-        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-        now.duration_since(time).is_ok_and(|passed| passed > age)
-    };
-    for name in cache.names(SENT).unwrap_or_default() {
-        let stat = statat(&cache.dir, &*name, AtFlags::SYMLINK_NOFOLLOW);
-        if stat.is_ok_and(|stat| is_older(stat.st_mtime, REMEMBERED)) {
-            let _ = cache.remove(&name);
-        }
-    }
-    let (Some(directory), prefix) = (cache.path.parent(), prefix()) else { return };
-    let Ok(all) = File::open(directory) else { return };
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        if !name.as_encoded_bytes().starts_with(prefix.as_bytes()) {
-            continue;
-        }
-        // Everybody can make such names.
-        let stat = open_on_same_mount(all.as_fd(), &name).and_then(|found| Ok(fstat(found)?));
-        let Ok(stat) = stat else { continue };
-        if stat.st_uid == geteuid().as_raw() && is_older(stat.st_mtime, ABANDONED) {
-            let _ = unlinkat(&all, &name, AtFlags::empty());
-        }
-    }
 }

@@ -259,27 +259,11 @@ impl Cache {
     /// Takes a file that somebody has put beside the user's directory, as the beginning of a copy. None if it is not there,
     /// or not of this size.
     pub fn take(&self, directory: &Path, name: &str, size: u64) -> Result<Option<Unfinished>, Errno> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let all = openat(CWD, directory, flags, Mode::empty())?;
-        // Others can make names there, and mount on them: nothing is asked of what is not the user's file.
-        let found = match open_on_same_mount(all.as_fd(), name.as_ref()) {
-            Ok(found) => found,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-        };
-        let stat = fstat(&found)?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
-            return Err(Errno::LOOP);
-        }
-        let usable = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && stat.st_uid == geteuid().as_raw()
-            && stat.st_nlink == 1
-            && u64::try_from(stat.st_size) == Ok(size);
-        if !usable {
+        let all = open_place(directory)?;
+        let Some(file) = open_beside(&all, name)? else { return Ok(None) };
+        if u64::try_from(fstat(&file)?.st_size) != Ok(size) {
             return Ok(None);
         }
-        let opened = format!("/proc/self/fd/{}", found.as_raw_fd());
-        let file = File::from(openat(CWD, &*opened, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
         let temporary = format!("{TEMPORARY}{}-{now}", std::process::id());
         // Whoever makes room leaves it alone as long as we live.
@@ -391,6 +375,33 @@ impl Cache {
 fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty())
+}
+
+/// The directory in which all users have theirs. They need not be able to list it.
+pub fn open_place(directory: &Path) -> Result<OwnedFd, Errno> {
+    openat(CWD, directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens a file of the user's there, if it is one and has no other name. Others can make names there, and mount on them: nothing
+/// is asked of what is not the user's file.
+pub fn open_beside(all: &OwnedFd, name: &str) -> Result<Option<File>, Errno> {
+    let found = match open_on_same_mount(all.as_fd(), name.as_ref()) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    };
+    let stat = fstat(&found)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+        return Err(Errno::LOOP);
+    }
+    let usable = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        && stat.st_uid == geteuid().as_raw()
+        && stat.st_nlink == 1;
+    if !usable {
+        return Ok(None);
+    }
+    let opened = format!("/proc/self/fd/{}", found.as_raw_fd());
+    Ok(Some(openat(CWD, &*opened, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into()))
 }
 
 fn unopened(directory: &Path, errno: Errno) -> Failure {

@@ -15,6 +15,7 @@ use nix::unistd::{read, write};
 use tracing::debug;
 
 use super::cache::Cache;
+use super::early::Awaited;
 use super::evict::Limits;
 use super::fetch::{Fetched, Fetcher};
 use super::fill::{Filler, Pace, SYNC, Silent};
@@ -70,6 +71,8 @@ pub struct Job<'a> {
     pub identity: &'a FileIdentity,
     pub limits: Limits,
     pub partial: &'a Partial,
+    /// What srun sends meanwhile, if it does.
+    pub awaited: Option<Awaited<'a>>,
     /// Its ends of the sockets.
     pub sockets: Vec<OwnedFd>,
 }
@@ -118,10 +121,16 @@ impl Job<'_> {
             limits: &self.limits,
             pace: Pace::Background,
         };
-        if let Err(why) = filler.run(&mut Silent) {
-            debug!(?why, "the copy is not completed");
-            filler.sync_until_stopped(SYNC);
+        if let Some(awaited) = &self.awaited {
+            awaited.receive(&filler);
         }
+        match filler.run(&mut Silent) {
+            Ok(()) if fetcher.partial.is_complete().unwrap_or(false) => return,
+            // The copy was made of what srun has sent, or apart.
+            Ok(()) => filler.go_on_from_copy(),
+            Err(why) => debug!(?why, "the copy is not completed"),
+        }
+        filler.sync_until_stopped(SYNC);
     }
 
     /// Waits for requests. A socket has a thread from its first one on: most have none.
@@ -186,7 +195,7 @@ fn answer(socket: &OwnedFd, fetcher: &Fetcher) {
 }
 
 /// Leaves everything behind that belongs to the job's program.
-fn become_copier() {
+pub fn become_copier() {
     let _ = nix::unistd::chdir("/");
     let _ = nix::sys::prctl::set_name(c"mizzen-copy");
     let _ = nix::sys::prctl::set_no_new_privs();

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::cache::{BROKEN, COPY, Cache, SOURCE, TEMPORARY, describe};
 use super::lock::{self, Lock};
-use super::{ROOM_LOCK, broadcast, partial, profile};
+use super::{ROOM_LOCK, delivery, partial, profile};
 use crate::report::megabytes;
 
 /// How much the copies may take.
@@ -199,7 +199,7 @@ pub fn is_named(cache: &Cache, name: &str, file: impl AsFd) -> bool {
 /// Removes what crashes and damage have left. Returns how many files.
 pub fn sweep(cache: &Cache) -> usize {
     if !cache.shared {
-        broadcast::sweep(cache);
+        delivery::sweep(cache);
     }
     let left = [TEMPORARY, BROKEN].iter().flat_map(|prefix| cache.names(prefix).unwrap_or_default());
     let removed = left.filter(|name| profile::remove(cache, name) || remove_unused(cache, name)).count();

@@ -65,6 +65,8 @@ pub struct Fetcher<'a> {
     busy: Mutex<HashSet<u64>>,
     freed: Condvar,
     stopped: OnceLock<Stopped>,
+    /// The copy, if another process has made it of something else than this one in the making.
+    copy: OnceLock<File>,
     /// Where the last demands ended.
     streams: Mutex<Vec<Stream>>,
     cache: &'a Cache,
@@ -98,6 +100,7 @@ impl<'a> Fetcher<'a> {
             busy: Mutex::default(),
             freed: Condvar::new(),
             stopped: OnceLock::new(),
+            copy: OnceLock::new(),
             streams: Mutex::default(),
             cache,
             limits,
@@ -114,6 +117,16 @@ impl<'a> Fetcher<'a> {
     pub fn is_unchanged(&self) -> bool {
         current(&self.original)
             .is_ok_and(|now| FileIdentity { mount: self.identity.mount.clone(), ..now } == self.identity)
+    }
+
+    /// From now on chunks are fetched from a copy of the original, which nobody changes.
+    pub fn fetch_from(&self, copy: File) {
+        let _ = self.copy.set(copy);
+    }
+
+    /// Whether they are.
+    pub fn has_copy(&self) -> bool {
+        self.copy.get().is_some()
     }
 
     /// Nothing is fetched any more.
@@ -189,7 +202,17 @@ impl<'a> Fetcher<'a> {
         let begin = chunks.start * CHUNK;
         let length = (chunks.end * CHUNK).min(self.partial.size) - begin;
         let mut content = vec![0; length as usize];
-        let read = self.original.read_exact_at(&mut content, begin);
+        let is_in_copy = |copy: &File| copy.read_exact_at(&mut content, begin).is_ok();
+        if !self.copy.get().is_some_and(is_in_copy) {
+            self.read_original(&mut content, begin)?;
+        }
+        self.keep(chunks.clone(), &content).inspect_err(|error| {
+            self.stop(Stopped::Unwritable(error.raw_os_error().unwrap_or(libc::EIO)));
+        })
+    }
+
+    fn read_original(&self, content: &mut [u8], begin: u64) -> io::Result<()> {
+        let read = self.original.read_exact_at(content, begin);
         // Looked at after reading: what was read of a file that is still the same is of that file.
         match compare(&self.original, &self.identity) {
             Comparison::Same => {}
@@ -203,10 +226,9 @@ impl<'a> Fetcher<'a> {
             }
         }
         read?;
-        let _ = fadvise(&self.original, begin, std::num::NonZeroU64::new(length), Advice::DontNeed);
-        self.keep(chunks.clone(), &content).inspect_err(|error| {
-            self.stop(Stopped::Unwritable(error.raw_os_error().unwrap_or(libc::EIO)));
-        })
+        let length = std::num::NonZeroU64::new(content.len() as u64);
+        let _ = fadvise(&self.original, begin, length, Advice::DontNeed);
+        Ok(())
     }
 
     /// Writes chunks. Room was made for all of them; but others fill disks too, and quotas are found out by writing. Then copies that

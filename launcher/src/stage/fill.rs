@@ -203,6 +203,17 @@ impl Filler<'_> {
         }
     }
 
+    /// Has readers get what they ask for from the copy, if another process has made one. Nobody comes back to this one.
+    pub fn go_on_from_copy(&self) {
+        if self.fetcher.has_copy() {
+            return;
+        }
+        if let Some((copy, _)) = self.cache.find(&self.source.identity) {
+            self.fetcher.fetch_from(copy);
+            self.fetcher.partial.remove(self.cache);
+        }
+    }
+
     /// Goes on to have the disk write what readers ask for, when nothing else is filled any more: what is marked as written is used,
     /// and whoever uses it is to hear when it is lost.
     pub fn sync_until_stopped(&self, every: Duration) {

@@ -3,7 +3,8 @@
 //!
 //!     source, opened -> root has copied it for all users? -----------------> the site's copy
 //!                    -> known, and its copy is good? ----------------------> the copy
-//!                    -> large, and its content need not be known? ----------> both: a copy is made meanwhile (read_through.rs)
+//!                    -> large, and its content need not be known? ----------> both: a copy is made meanwhile (read_through.rs), of
+//!                                                                             what srun sends, if it does (early.rs)
 //!                    -> else, one process at a time: what srun has sent, if it has; room, copy, publish --> the copy
 //!                    -> no room, no lock, no cache: a note --------------> the source
 //!
@@ -15,6 +16,8 @@ pub mod cache;
 pub mod commands;
 mod copier;
 mod copy;
+mod delivery;
+mod early;
 mod evict;
 mod fetch;
 mod fill;
@@ -39,7 +42,7 @@ use std::time::Duration;
 
 use mizzen_core::failure::cause;
 use mizzen_core::fs_server::FsServer;
-use mizzen_core::staging::{Amount, Policy, Verify};
+use mizzen_core::staging::{Amount, Broadcast, Policy, Verify};
 use mizzen_core::{Config, Digest, Failure};
 use mizzen_squashfs::ByteSource;
 use nix::sys::signal::Signal;
@@ -48,9 +51,9 @@ use tracing::debug;
 
 use crate::image::{self, ImageKind, OpenedImage, check_content, check_superblock, shown};
 use crate::sys;
-use broadcast::Delivery;
 use cache::Cache;
 use copy::{CopyError, copy};
+use delivery::Delivery;
 pub use evict::Limits;
 use in_place::InPlace;
 use obtain::{existing, obtain};
@@ -77,7 +80,9 @@ pub struct StagingOptions {
     network: Vec<String>,
     /// Images of this size and larger are used while they are copied; none of them are if there is no such size.
     read_through: Option<u64>,
-    /// What srun has sent to this node.
+    /// Whether tasks start while srun sends such images.
+    broadcast: Broadcast,
+    /// What srun has sent to this node, or sends.
     deliveries: Vec<Delivery>,
     /// Where root has copies for all users; empty where there are none.
     site: PathBuf,
@@ -101,6 +106,7 @@ impl StagingOptions {
             unpacked_max_size: Amount::parse(&config.stage_unpacked_max_size)?,
             network,
             read_through: read_through.map(|amount| amount.of(0)),
+            broadcast: config.stage_broadcast,
             deliveries: Vec::new(),
             site: config.stage_shared.clone(),
             fills_site: false,
@@ -125,7 +131,8 @@ impl StagingOptions {
 
     /// Whether an image is used while it is copied: only where nobody has to know its content before.
     fn reads_through(&self, source: &SourceImage, content_matters: bool) -> bool {
-        self.policy == Policy::Auto
+        let is_early = self.policy == Policy::Broadcast && self.broadcast == Broadcast::Early;
+        (self.policy == Policy::Auto || is_early)
             && !self.copy_required
             && !content_matters
             && self.verify != Verify::Always
@@ -196,7 +203,10 @@ pub fn stage(
 ) -> Result<StagedImage, Failure> {
     let open = if staging.fills_site { site::open } else { open_as_user };
     let ready = with_retries(|| open(path), |opened| try_stage(opened, requirements, staging));
-    staging.discard(path);
+    // The copier takes what is on its way.
+    if !ready.as_ref().is_ok_and(|ready| ready.provenance == Provenance::ReadThrough) {
+        staging.discard(path);
+    }
     ready.map_err(|trouble| match trouble {
         StageError::Cache(why) => Failure::new(why),
         StageError::Refused(failure) => failure.about(shown(path)),
@@ -256,7 +266,7 @@ fn try_stage(
             let through = staging.reads_through(&source, requirements.content_matters())
                 && existing(&cache, &source, &mut sink).is_none();
             if through {
-                match ReadThrough::start(&cache, &source, &staging.limits) {
+                match ReadThrough::start(&cache, &source, &staging.limits, staging.awaited(source.path)) {
                     Ok(through) => return Ok(StagedImage { identity, ..read_through(opened, through) }),
                     Err(why) => {
                         note(&format!("{place} is used where it is: {why}"), None);

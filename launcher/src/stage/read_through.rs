@@ -26,6 +26,7 @@ use nix::unistd::{read, write};
 
 use super::cache::Cache;
 use super::copier::{ANSWER, Job, REQUEST, decode};
+use super::early::Awaited;
 use super::evict::Limits;
 use super::fetch::{Comparison, Fetched, compare};
 use super::partial::{DURABLE, Partial, Void, chunks, chunks_of, is_good, marks_in, void_in};
@@ -77,8 +78,13 @@ struct Pool {
 }
 
 impl ReadThrough {
-    /// Opens or begins the copy in the making of a source, and starts a copier for it.
-    pub fn start(cache: &Cache, source: &SourceImage, limits: &Limits) -> Result<ReadThrough, String> {
+    /// Opens or begins the copy in the making of a source, and starts a copier for it, which fills it unless srun sends the image.
+    pub fn start(
+        cache: &Cache,
+        source: &SourceImage,
+        limits: &Limits,
+        awaited: Option<Awaited>,
+    ) -> Result<ReadThrough, String> {
         obtain::settle(&source.identity);
         let partial = Partial::open_or_begin(cache, source, limits)?;
         let failed =
@@ -107,6 +113,7 @@ impl ReadThrough {
             identity: &source.identity,
             limits: *limits,
             partial: &partial,
+            awaited,
             sockets: theirs,
         };
         job.start().map_err(failed)?;
