@@ -300,7 +300,8 @@ fn what_goes_wrong_on_the_way_is_made_good() {
                 let mv =
                     cluster.run_as_root("cp /shared/b.sqsh /shared/new; mv /shared/new /shared/large.sqsh");
                 assert_eq!(mv.code, 0, "{}", mv.text());
-                cluster.run("touch go");
+                // For a second the nodes believe what they were told of the name. A copy of what it was would be used by nobody.
+                cluster.run("sleep 2; touch go");
             },
         );
         assert_eq!(replaced.stdout, "large\n".repeat(6), "{}", replaced.text());
