@@ -15,7 +15,7 @@ use mizzen_core::Failure;
 use mizzen_core::mountinfo::open_on_same_mount;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{geteuid, mkdtemp};
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, Stat, XattrFlags};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::fs::{fgetxattr_query, flock, fstat, open, setxattr, unlinkat};
 use rustix::io::Errno;
 
@@ -116,13 +116,11 @@ fn remove_stale(parent: BorrowedFd) {
     }
 }
 
-/// Whether others can give a directory of this user's one of our names: what was open to their group once may bear our mark.
+/// Whether others can give a directory of this user's one of our names: what was open to their group once may bear our mark. The owner
+/// of `parent` can; whoever has a program's files there trusts them. (In the container's user namespace, all others are one.)
 fn others_rename_in(parent: BorrowedFd) -> bool {
-    let is_safe = |stat: Stat| {
-        let is_sticky = stat.st_mode & Mode::SVTX.bits() != 0;
-        [0, geteuid().as_raw()].contains(&stat.st_uid) && (is_sticky || stat.st_mode & 0o022 == 0)
-    };
-    !fstat(parent).is_ok_and(is_safe)
+    let is_safe = |mode: u32| mode & Mode::SVTX.bits() != 0 || mode & 0o022 == 0;
+    !fstat(parent).is_ok_and(|stat| is_safe(stat.st_mode))
 }
 
 /// A directory of ours that nobody uses any more, now locked by us.
