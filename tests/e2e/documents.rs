@@ -397,6 +397,8 @@ fn run_page(path: &str) {
         } else if is_run(&block) {
             let user = if block.has("root") { User::Root } else { User::Alice };
             let machine = if block.has("node") { "node1" } else { "ctl" };
+            // The nodes of a job that is still cleaned up behind would not be taken, and the pages name them.
+            cluster.run("while squeue -h -t CG | grep -q .; do sleep 0.1; done");
             let done =
                 cluster.run_on(machine, user, &format!("set -e -o pipefail; exec 2>&1\n{}", block.text));
             let expected = block.value("exit").map_or(0, |code| code.parse().unwrap());

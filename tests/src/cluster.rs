@@ -219,8 +219,11 @@ impl Cluster {
         false
     }
 
-    /// What a node's slurmd and its slurmstepds have logged so far.
+    /// What a node's slurmd and its slurmstepds have logged so far. srun may hear of a step's end before the last line is written, so
+    /// steps that end have two seconds for that.
     pub fn slurmd_log(&self, node: &str) -> String {
+        let ended = "for i in $(seq 20); do pgrep slurmstepd > /dev/null || break; sleep 0.1; done";
+        self.run_on(node, User::Root, ended);
         fs::read_to_string(self.logs().join(format!("slurmd-{node}.log"))).unwrap_or_default()
     }
 }
