@@ -255,10 +255,15 @@ pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
 /// user opens to their own groups is theirs to decide. Nothing is asked of a file system that another user serves, and what is
 /// looked at is what has been reached, whoever changes the path meanwhile.
 pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
+    reach_only_users(path, uid).map_err(|error| not_found(path, &error))?.map(drop)
+}
+
+/// The same; what has been reached and judged is given back, opened for looking at it. The error is that of a path which leads
+/// nowhere.
+pub fn reach_only_users(path: &Path, uid: u32) -> io::Result<Result<File, Failure>> {
     let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
-    let missing = |error: io::Error| failed(format!("cannot be found: {}", cause(&error)));
     // The directories above the current one count as well.
-    let absolute = std::path::absolute(path).map_err(missing)?;
+    let absolute = std::path::absolute(path)?;
     let walked = walk_with_links(&absolute, |here, seen| {
         if let Seen::Part(server) = seen
             && server.is_foreign()
@@ -284,10 +289,14 @@ pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
             "it and all directories above it must belong to you or to root, and let nobody else write",
         )))
     });
-    match walked.map_err(|errno| missing(errno.into()))? {
-        ControlFlow::Break(failure) => Err(failure),
-        ControlFlow::Continue(_) => Ok(()),
+    match walked? {
+        ControlFlow::Break(failure) => Ok(Err(failure)),
+        ControlFlow::Continue(reached) => Ok(Ok(reached)),
     }
+}
+
+fn not_found(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("{} cannot be found: {}", path.display(), cause(error)))
 }
 
 /// Why root must not believe this file or directory.
