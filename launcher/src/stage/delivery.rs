@@ -6,15 +6,17 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use mizzen_core::failure::cause;
 use mizzen_core::mountinfo::open_on_same_mount;
 use mizzen_core::staging::decode_refusal;
 use mizzen_core::{Digest, Failure};
 use nix::unistd::geteuid;
-use rustix::fs::{AtFlags, fstat, statat, unlinkat};
+use rustix::fs::{AtFlags, Mode, fchmod, fstat, statat, unlinkat};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::broadcast::SENT;
 use super::cache::{Cache, describe};
@@ -24,6 +26,7 @@ use super::obtain::publish;
 use super::source::{FileIdentity, SourceImage};
 use super::{ProgressSink, StagingOptions, changing, note, progress};
 use crate::image::shown;
+use crate::sys::nobody_writes;
 use crate::trace::OrDebug;
 
 /// Stands in the name of what is sent while tasks run, before the job, which an epilog knows.
@@ -34,6 +37,8 @@ const REMEMBERED: Duration = Duration::from_secs(7 * 86400);
 pub const ABANDONED: Duration = Duration::from_secs(3600);
 /// What is sent while tasks run is left by every step that ends before.
 const ABANDONED_EARLY: Duration = Duration::from_secs(300);
+/// How long a file may still be open for writing that has arrived.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// A file that srun has sent to the nodes of a step, or sends while its tasks run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,6 +52,9 @@ pub struct Delivery {
     /// Unknown as long as it is sent.
     #[serde(default)]
     pub digest: Option<String>,
+    /// What a digest that comes later is sealed with: nobody but the step's own user sees it.
+    #[serde(default)]
+    secret: Option<String>,
 }
 
 /// Begins the names of the user's files among the caches of all users.
@@ -54,8 +62,8 @@ fn prefix() -> String {
     format!("mizzen-{}-broadcast-", geteuid())
 }
 
-fn random() -> std::io::Result<String> {
-    let mut random = [0; 8];
+fn random<const BYTES: usize>() -> std::io::Result<String> {
+    let mut random = [0; BYTES];
     File::open("/dev/urandom")?.read_exact(&mut random)?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -122,14 +130,24 @@ impl Delivery {
         identity: FileIdentity,
         digest: Option<Digest>,
     ) -> Result<Delivery, String> {
-        let random = random().map_err(|error| format!("/dev/urandom: {}", cause(&error)))?;
-        let file = format!("{}{kind}{random}", prefix());
+        let failed = |error: std::io::Error| format!("/dev/urandom: {}", cause(&error));
+        let file = format!("{}{kind}{}", prefix(), random::<8>().map_err(failed)?);
+        let secret = if digest.is_none() { Some(random::<32>().map_err(failed)?) } else { None };
         Ok(Delivery {
             file,
             source: source.into(),
             identity,
             digest: digest.map(|digest| digest.to_string()),
+            secret,
         })
+    }
+
+    /// What proves that a digest comes from who has sent the file; None if nothing could. Both parts have a fixed length, so nobody
+    /// makes one from another.
+    pub fn seal(&self, digest: Digest) -> Option<String> {
+        let secret = self.secret.as_ref().filter(|secret| secret.len() == 64)?;
+        let sealed = Sha256::new().chain_update(secret).chain_update(digest.hex()).finalize();
+        Some(Digest::new(sealed.into()).hex())
     }
 
     /// Its name in the directory of the caches.
@@ -156,6 +174,7 @@ impl Delivery {
         let Some(arrived) = cache.take(directory, &self.file, identity.size).map_err(describe)? else {
             return Ok(None);
         };
+        take_from_others(&arrived.file)?;
         let mut progress = progress(source.path, "verifying what srun has sent", identity.size);
         let mut say = lock.progress_writer(identity.size);
         verify(&arrived.file, digest, identity.size, &mut |bytes| {
@@ -169,6 +188,25 @@ impl Delivery {
         let file = publish(cache, source, arrived, digest, sink).map_err(describe)?;
         Ok(Some((file, digest)))
     }
+}
+
+/// Sees to it that what is verified next is what is used: it was in a directory of all users, and whoever has it open for writing could
+/// exchange what has been read. It is in the user's own directory by now, so nobody else opens it.
+fn take_from_others(file: &File) -> Result<(), String> {
+    let failed = |errno: Errno| describe(errno);
+    fchmod(file, Mode::RUSR).map_err(failed)?;
+    if fstat(file).map_err(failed)?.st_nlink != 1 {
+        return Err("it has another name".to_owned());
+    }
+    // slurmd may have just closed it, and a process that it has started meanwhile has not.
+    let end = Instant::now() + CLOSING;
+    while !nobody_writes(file) {
+        if Instant::now() > end {
+            return Err("somebody has it open for writing, or its file system cannot tell".to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// Removes what broadcasts have left that nobody waits for any more: beside the user's cache, and the notes in it.
@@ -198,6 +236,46 @@ pub fn sweep(cache: &Cache) {
         let age = if is_early { ABANDONED_EARLY } else { ABANDONED };
         if stat.st_uid == geteuid().as_raw() && is_older(stat.st_mtime, age) {
             let _ = unlinkat(&all, &name, AtFlags::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::super::cache::{open_beside, open_place};
+    use super::*;
+    use crate::image::testing::Scratch;
+
+    #[test]
+    fn what_somebody_can_still_write_to_is_not_verified() {
+        let scratch = Scratch::new();
+        let (path, link) = (scratch.path().join("file"), scratch.path().join("link"));
+        let writer = File::create(&path).unwrap();
+        let file = File::open(&path).unwrap();
+        let refused = "somebody has it open for writing, or its file system cannot tell".to_owned();
+        assert_eq!(take_from_others(&file), Err(refused));
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o400, "nobody opens it again");
+        drop(writer);
+        assert_eq!(take_from_others(&file), Ok(()));
+        std::fs::hard_link(&path, &link).unwrap();
+        assert_eq!(take_from_others(&file), Err("it has another name".to_owned()));
+    }
+
+    #[test]
+    fn a_file_that_is_open_to_others_has_not_been_sent() {
+        let scratch = Scratch::new();
+        let all = open_place(scratch.path()).unwrap();
+        assert!(matches!(open_beside(&all, "file"), Ok(None)));
+        let path = scratch.path().join("file");
+        std::fs::write(&path, "").unwrap();
+        for (mode, usable) in [(0o400, true), (0o700, true), (0o440, false), (0o664, false), (0o602, false)] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let opened = open_beside(&all, "file");
+            assert_eq!(matches!(opened, Ok(Some(_))), usable, "{mode:o}");
+            assert!(usable || matches!(opened, Err(Errno::PERM)), "{mode:o}");
         }
     }
 }
