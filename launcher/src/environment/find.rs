@@ -222,6 +222,19 @@ impl Finder {
                 folder
             }
         };
+        // Who may write to a file of the user's can have renamed it to where they can make names, as in /tmp.
+        if found_by != FoundBy::Path && found[1].mode() & 0o020 != 0 {
+            let around = metadata(path.parent().unwrap_or(Path::new("/")))?;
+            // The user, or the site, has named the folder, and so its group.
+            let is_named = matches!(found_by, FoundBy::Folder(..)) || around.uid() == found[1].uid();
+            let others = if is_named { 0o002 } else { 0o022 };
+            if around.mode() & others != 0 {
+                return Err(Failure::new(format!(
+                    "{file} can be written by its group, and others can make files in its directory"
+                ))
+                .hint(format!("chmod g-w {file}, if it is yours")));
+            }
+        }
         for directory in path.ancestors().skip(1).take_while(|directory| directory.starts_with(top)) {
             let found = metadata(directory)?;
             if found.mode() & 0o1002 == 0o002 {
@@ -422,6 +435,19 @@ mod tests {
         );
         mode("folder", 0o1777);
         assert_eq!(why(uid, "own"), Ok(()));
+        // A member of the group can have renamed it there.
+        for (directory, name) in [("folder", "own"), ("here", "own.toml")] {
+            mode(directory, 0o1777);
+            mode(&format!("{directory}/own.toml"), 0o664);
+            let refused = why(uid, name).unwrap_err();
+            assert!(
+                refused.ends_with("can be written by its group, and others can make files in its directory")
+            );
+            mode(directory, 0o755);
+            assert_eq!(why(uid, name), Ok(()));
+            mode(&format!("{directory}/own.toml"), 0o644);
+        }
+        mode("folder", 0o1777);
         if uid != 0 {
             return;
         }
