@@ -222,22 +222,32 @@ pub fn sweep(cache: &Cache) {
             let _ = cache.remove(&name);
         }
     }
-    let (Some(directory), prefix) = (cache.path.parent(), prefix()) else { return };
-    let Ok(all) = File::open(directory) else { return };
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        if !name.as_encoded_bytes().starts_with(prefix.as_bytes()) {
-            continue;
-        }
-        // Everybody can make such names.
-        let stat = open_on_same_mount(all.as_fd(), &name).and_then(|found| Ok(fstat(found)?));
-        let Ok(stat) = stat else { continue };
-        let is_early = name.as_encoded_bytes()[prefix.len()..].starts_with(EARLY.as_bytes());
-        let age = if is_early { ABANDONED_EARLY } else { ABANDONED };
-        if stat.st_uid == geteuid().as_raw() && is_older(stat.st_mtime, age) {
-            let _ = unlinkat(&all, &name, AtFlags::empty());
-        }
-    }
+    let Some(directory) = cache.path.parent() else { return };
+    let early = format!("{}{EARLY}", prefix());
+    remove_beside(directory, &prefix(), &|name, seconds| {
+        is_older(seconds, if name.starts_with(&early) { ABANDONED_EARLY } else { ABANDONED })
+    });
+}
+
+/// Removes what has been sent to this node while tasks of a job ran, which has ended here; returns the names.
+pub fn remove_of_job(directory: &Path, job: u32) -> Vec<String> {
+    remove_beside(directory, &format!("{}{EARLY}{job}-", prefix()), &|_, _| true)
+}
+
+/// Removes files of the user's among the caches of all users, by the beginning of their names and, in seconds, when they were last
+/// written to.
+fn remove_beside(directory: &Path, prefix: &str, is_left: &dyn Fn(&str, i64) -> bool) -> Vec<String> {
+    let Ok(all) = File::open(directory) else { return Vec::new() };
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.retain(|name| name.starts_with(prefix));
+    names.retain(|name| {
+        // Everybody can make such names, and mount on them.
+        let stat = open_on_same_mount(all.as_fd(), name.as_ref()).and_then(|found| Ok(fstat(found)?));
+        stat.is_ok_and(|stat| stat.st_uid == geteuid().as_raw() && is_left(name, stat.st_mtime))
+            && unlinkat(&all, name.as_str(), AtFlags::empty()).is_ok()
+    });
+    names
 }
 
 #[cfg(test)]
@@ -262,6 +272,20 @@ mod tests {
         assert_eq!(take_from_others(&file), Ok(()));
         std::fs::hard_link(&path, &link).unwrap();
         assert_eq!(take_from_others(&file), Err("it has another name".to_owned()));
+    }
+
+    #[test]
+    fn what_a_job_was_sent_is_removed_with_it() {
+        let scratch = Scratch::new();
+        let names = ["early-7-a", "early-7-a.end", "early-77-b", "c", "early-8-d"];
+        let names = names.map(|name| format!("{}{name}", prefix()));
+        for name in &names {
+            std::fs::write(scratch.path().join(name), "").unwrap();
+        }
+        let mut removed = remove_of_job(scratch.path(), 7);
+        removed.sort();
+        assert_eq!(removed, names[..2]);
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 3);
     }
 
     #[test]
