@@ -3,9 +3,12 @@
 //! and in the launcher.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::unistd::geteuid;
 
 use crate::config::{Compatible, ImagePolicy, ImportWhen};
@@ -17,7 +20,7 @@ use crate::options::expected_of_a_shell;
 use crate::reference::names_a_registry;
 use crate::request::{ImageSource, check_path_text};
 use crate::similar::similar_file;
-use crate::trusted_file::check_only_users;
+use crate::trusted_file::reach_only_users;
 use crate::{Config, Digest, Failure, Reference};
 
 /// Who asks registries.
@@ -124,7 +127,7 @@ impl ImageFinder<'_> {
     /// What lies at a path, if there is something. What it is, is found out now rather than when the job starts.
     fn look_at(&self, candidate: &Path, place: &Path) -> Result<Option<ImageFormat>, Failure> {
         match place.symlink_metadata() {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             _ => {}
         }
         let opened = image::open_at(candidate, place)?;
@@ -202,14 +205,18 @@ fn look_for(
     if bare {
         candidates.extend(config.image_folders.iter().map(|folder| folder.join(name)));
     }
-    refuse_planted(name, &candidates)?;
-    if bare {
-        refuse_mounted(name, directory)?;
-    }
-    for candidate in &candidates {
-        // Between two looks at a name others could mount something there. Who writes a path means what is there.
-        let reached = if bare { fs_server::reach(candidate).ok() } else { None };
-        let place = reached.as_ref().map_or(candidate.clone(), fs_server::proc_path);
+    for (index, candidate) in candidates.iter().enumerate() {
+        let reached = match (bare, index) {
+            (true, 0) => reach_bare(name, directory, &config.image_folders)?,
+            (true, _) => reach_in(candidate, |part| fs_server::not_safe(candidate, part))?,
+            // Who writes a path means what is there.
+            (false, _) => None,
+        };
+        let place = match &reached {
+            None if bare => continue,
+            None => candidate.clone(),
+            Some(reached) => fs_server::proc_path(reached),
+        };
         if let Some(format) = look(candidate, &place)? {
             return Ok((candidate.clone(), format));
         }
@@ -227,40 +234,48 @@ fn look_for(
     Err(Failure::new(message).hint(hint))
 }
 
-/// Anybody may put a file with the name of a site's image into some directories. It is taken for what was meant only if nobody
-/// else can have made it.
-fn refuse_planted(name: &Path, candidates: &[PathBuf]) -> Result<(), Failure> {
-    let Some((own, folders)) = candidates.split_first() else { return Ok(()) };
+/// What has a bare name in the current directory, opened for looking at it. Anybody may put a file with the name of a site's image into
+/// some directories. It is taken for what was meant only if nobody else can have made it. It is walked to once, and judged on the
+/// way: between two looks others could put something else there.
+fn reach_bare(name: &Path, directory: &Path, folders: &[PathBuf]) -> Result<Option<File>, Failure> {
+    let own = directory.join(name);
     // Whoever serves a folder of the site's is the site's choice.
-    let is_in = |path: &&PathBuf| match (path.parent(), path.file_name()) {
-        (Some(folder), Some(name)) => fs_server::reach_name(folder, Path::new(name)).is_ok(),
-        _ => false,
+    let sites = folders.iter().find(|folder| fs_server::reach_name(folder, name).is_ok());
+    let Some(sites) = sites.map(|folder| folder.join(name)) else {
+        let [name, path] = [name, &own].map(|path| quote(path.as_os_str().as_bytes()));
+        // Another user may have mounted a file system of their own on it.
+        return reach_in(&own, |part| {
+            Failure::new(format!("{path} is not safe from other users: {}", part.describe()))
+                .hint(format!("write ./{name} if you mean it"))
+        });
     };
-    let Some(sites) = folders.iter().find(is_in) else { return Ok(()) };
-    let is_planted = foreign_part(own).is_some()
-        || fs_server::is_there(own) && check_only_users(own, geteuid().as_raw()).is_err();
-    if !is_planted {
-        return Ok(());
+    match reach_only_users(&own, geteuid().as_raw()) {
+        Ok(Ok(reached)) => return Ok(Some(reached)),
+        Ok(Err(_)) => {}
+        // A link may lead to nothing yet.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && fs_server::is_there(&own) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(image::cannot_open(&own, error)),
     }
-    let [name, sites] = [name, sites].map(|path| quote(path.as_os_str().as_bytes()));
+    let [name, sites] = [name, &sites].map(|path| quote(path.as_os_str().as_bytes()));
     Err(Failure::new(format!("{name} is an image of the site's, and a file here that others can have made"))
         .hint(format!("write {sites} for the site's, ./{name} for the file")))
 }
 
-/// Another user may have mounted a file system of their own on a name in a directory like /tmp. Who is in such a file system, or
-/// writes a path, means it.
-fn refuse_mounted(name: &Path, directory: &Path) -> Result<(), Failure> {
-    let path = directory.join(name);
-    match foreign_part(&path) {
-        Some(part) if foreign_part(directory).is_none() => {
-            let [name, path] = [name, &path].map(|path| quote(path.as_os_str().as_bytes()));
-            Err(Failure::new(format!("{path} is not safe from other users: {}", part.describe()))
-                .hint(format!("write ./{name} if you mean it")))
-        }
-        _ => Ok(()),
+/// What has a name in a directory, opened for looking at it; None if nothing has. Who is in a file system that another user serves
+/// means it, but not one that is mounted on a name there.
+fn reach_in(path: &Path, not_safe: impl Fn(&ServedPart) -> Failure) -> Result<Option<File>, Failure> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+    let look = fs_server::look_from(directory, Path::new(name));
+    if let Some(part) = &look.served {
+        return Err(not_safe(part));
+    }
+    match look.end {
+        Ok(reached) => Ok(Some(reached)),
+        Err(Errno::ENOENT) if !fs_server::is_there(path) => Ok(None),
+        Err(errno) => Err(image::cannot_open(path, errno.into())),
     }
 }
-
 /// A path without `.` and `..`, as far as it exists.
 fn resolved(path: &Path) -> PathBuf {
     let real = path.parent().zip(path.file_name()).and_then(|(parent, name)| {
@@ -336,6 +351,9 @@ fn scheme_of(value: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::Request;
 
@@ -402,6 +420,46 @@ mod tests {
             "{failure}"
         );
         assert!(found("./usr").unwrap_err().message.ends_with("tried /dev/usr"), "a path is not a bare name");
+    }
+
+    /// It comes and goes while the name is looked for.
+    #[test]
+    fn what_others_put_beside_the_name_of_a_sites_image_is_never_taken() {
+        let top = std::env::temp_dir().join(format!("mizzen-planted-{}", std::process::id()));
+        let (here, site) = (top.join("here"), top.join("site"));
+        [&top, &here, &site].into_iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        let [planted, name] = ["planted", "tf.sqsh"].map(|name| here.join(name));
+        [&planted, &site.join("tf.sqsh")].into_iter().for_each(|path| std::fs::write(path, "").unwrap());
+        // What everybody can write is nobody's own.
+        std::fs::set_permissions(&planted, PermissionsExt::from_mode(0o666)).unwrap();
+        let config = Config { image_folders: vec![site.clone()], ..Config::default() };
+        let stop = AtomicBool::new(false);
+        let (mut outcomes, mut others) = ([0, 0], Vec::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::fs::rename(&planted, &name).unwrap();
+                    std::fs::rename(&name, &planted).unwrap();
+                }
+            });
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            let refused = "tf.sqsh is an image of the site's, and a file here that others can have made";
+            while outcomes.iter().any(|count| *count < 1000)
+                && others.is_empty()
+                && std::time::Instant::now() < end
+            {
+                let look = |_: &Path, place: &Path| Ok(place.exists().then_some(ImageFormat::Squashfs));
+                match find_file(b"tf.sqsh", &here, &config, look) {
+                    Ok((path, _)) if path == site.join("tf.sqsh") => outcomes[0] += 1,
+                    Err(failure) if failure.message == refused => outcomes[1] += 1,
+                    other => others.push(other),
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(others.is_empty(), "{others:?}");
+        assert!(!outcomes.contains(&0), "{outcomes:?}");
+        std::fs::remove_dir_all(&top).unwrap();
     }
 
     #[test]

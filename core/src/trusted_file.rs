@@ -255,10 +255,28 @@ pub fn check_only_roots(path: &Path) -> Result<(), Failure> {
 /// user opens to their own groups is theirs to decide. Nothing is asked of a file system that another user serves, and what is
 /// looked at is what has been reached, whoever changes the path meanwhile.
 pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
+    walk_only_users(path, uid, Groups::Trusted).map_err(|error| not_found(path, &error))?.map(drop)
+}
+
+/// The same for a name that somebody else may have made; what has been reached and judged is given back, opened for looking at it. The
+/// error is that of a path which leads nowhere.
+pub fn reach_only_users(path: &Path, uid: u32) -> io::Result<Result<File, Failure>> {
+    walk_only_users(path, uid, Groups::TrustedAtHome)
+}
+
+/// Whether what a group can write counts as its owner's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Groups {
+    Trusted,
+    /// Not in a directory where others can make names, as in /tmp: there a member of the group can have renamed what was elsewhere.
+    TrustedAtHome,
+}
+
+fn walk_only_users(path: &Path, uid: u32, groups: Groups) -> io::Result<Result<File, Failure>> {
     let failed = |why: String| Failure::new(format!("{} {why}", path.display()));
-    let missing = |error: io::Error| failed(format!("cannot be found: {}", cause(&error)));
     // The directories above the current one count as well.
-    let absolute = std::path::absolute(path).map_err(missing)?;
+    let absolute = std::path::absolute(path)?;
+    let mut is_home = true;
     let walked = walk_with_links(&absolute, |here, seen| {
         if let Seen::Part(server) = seen
             && server.is_foreign()
@@ -269,13 +287,18 @@ pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
             Ok(found) => found,
             Err(error) => return Ok(ControlFlow::Break(failed(cause(&error)))),
         };
-        let by_others = if found.uid() == 0 { 0o022 } else { 0o002 };
+        let trusts_group = found.uid() != 0 && (is_home || groups == Groups::Trusted);
+        let by_others = if trusts_group { 0o002 } else { 0o022 };
         let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
         let why = if found.uid() != 0 && found.uid() != uid {
             format!("belongs to uid {}", found.uid())
         } else if !found.is_symlink() && !is_sticky && found.mode() & by_others != 0 {
             format!("can be written by others (mode {:04o})", found.mode() & 0o7777)
         } else {
+            if found.is_dir() {
+                let others = if found.uid() == uid { 0o002 } else { 0o022 };
+                is_home = found.mode() & others == 0;
+            }
             return Ok(ControlFlow::Continue(()));
         };
         let (path, shown) = (path.display(), place_of(here));
@@ -284,10 +307,14 @@ pub fn check_only_users(path: &Path, uid: u32) -> Result<(), Failure> {
             "it and all directories above it must belong to you or to root, and let nobody else write",
         )))
     });
-    match walked.map_err(|errno| missing(errno.into()))? {
-        ControlFlow::Break(failure) => Err(failure),
-        ControlFlow::Continue(_) => Ok(()),
+    match walked? {
+        ControlFlow::Break(failure) => Ok(Err(failure)),
+        ControlFlow::Continue(reached) => Ok(Ok(reached)),
     }
+}
+
+fn not_found(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("{} cannot be found: {}", path.display(), cause(error)))
 }
 
 /// Why root must not believe this file or directory.
@@ -337,6 +364,13 @@ mod tests {
             std::os::unix::fs::chown(&middle, Some(4711), None).unwrap();
             assert!(why(&store).unwrap().ends_with("belongs to uid 4711"));
             assert!(check_only_users(&middle, 4711).is_ok());
+            // A member of the group can have renamed it there.
+            mode(&middle, 0o775);
+            assert!(check_only_users(&middle, 4711).is_ok());
+            let refused = reach_only_users(&middle, 4711).unwrap().unwrap_err().message;
+            assert!(refused.ends_with("can be written by others (mode 0775)"), "{refused}");
+            mode(&top, 0o755);
+            assert!(reach_only_users(&middle, 4711).unwrap().is_ok());
         }
         remove_dir_all(top).unwrap();
     }

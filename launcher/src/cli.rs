@@ -275,7 +275,8 @@ pub enum ContainersCommand {
     },
     /// Remove those of jobs that have ended, and what was left by crashes
     ///
-    /// Slurm is asked which jobs have ended. With --job it is not: for epilogs, as the job's user.
+    /// Slurm is asked which jobs have ended. With --job it is not: for epilogs, as the job's user. What has been sent to this node for that
+    /// job alone, with stage_broadcast = "early", is removed too.
     Prune {
         /// Only those of this job, which has ended on this node
         #[arg(long)]

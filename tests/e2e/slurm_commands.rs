@@ -454,6 +454,56 @@ cat victim; ls made
     assert_nothing_left(&cluster);
 }
 
+/// Slurm finds more in a name than is written there, and some directories are written to.
+#[test]
+fn a_name_is_looked_at_as_slurm_reads_it() {
+    let cluster = start("command-names");
+    let image = ImageTree::busybox().unwrap();
+    for program in ["data/prog", "work/logs/prog", "wd/data/prog"] {
+        image.program(program, "#!/bin/sh\necho own\n").unwrap();
+    }
+    cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
+    let root = "mkdir -m 777 /data; chmod 777 /data; mkdir -p -m 755 /work/logs; chown bob /data /work/logs";
+    assert_out(&cluster.run_on("node1", User::Root, root), 0, "");
+    let bob = "printf '#!/bin/sh\\necho of bob\\n' > /data/prog; chmod 755 /data/prog";
+    assert_out(&cluster.run_on("node1", User::Bob, bob), 0, "");
+    let done = batch(
+        &cluster,
+        r#"
+exec 2>&1; refused() { "$@" 2>&1 | grep -v hint; }
+printf '#!/bin/sh\necho mine\n' > prog; chmod 755 prog
+refused srun --container=none --bcast=/data/ $HOME/prog; refused sbcast prog /data/
+SLURM_BCAST=/data/ refused srun --container=none $HOME/prog
+refused sbatch --container=none -o '/data\/out%1' --wrap true
+SBATCH_OUTPUT='/data\/out%1' refused sbatch --container=none --wrap true
+refused sbatch --container=none -D /work -o logs/out --wrap true
+refused srun --container=none -o x/../../../data/o true
+refused sbatch --container=none -J data -o /%x/out --wrap true
+cd /wd; for name in SLURM_WORKING_DIR SLURM_REMOTE_CWD; do env $name=data srun --container=none ./prog 2>&1 | grep -v hint; done
+cd; srun -Q --overlap --container=none --bcast=$HOME/ ./prog; ls x
+"#,
+    );
+    let refused = |command: &str, why: &str| format!("mizzen: {command}: {why}\n");
+    let other =
+        |name: &str| format!("{name} is another directory outside the container, where this command runs");
+    let taken = |name: &str, why: &str| format!("{name} is taken from outside the container, and {why}");
+    let bobs = |place: &str| format!("{place} is not safe from other users: {place} belongs to uid 2002");
+    let expected = [
+        ["srun", "sbcast", "srun"].map(|command| refused(command, &other("/data/"))).concat(),
+        refused("sbatch", &taken("/data/out%1", &bobs("/data"))).repeat(2),
+        refused("sbatch", &taken("/work/logs/out", &bobs("/work/logs"))),
+        refused(
+            "srun",
+            "x/../../../data/o leads back (..) from a directory that is not there outside the container",
+        ),
+        refused("sbatch", &taken("/%x/out", "what Slurm puts in place of % may be another user's directory")),
+        refused("srun", &other("data")).repeat(2),
+        "mine\nls: x: No such file or directory\n".to_owned(),
+    ];
+    assert_out(&done, 1, &expected.concat());
+    assert_nothing_left(&cluster);
+}
+
 /// A variable that the job has come with is the node's; the same path in another one is not.
 #[test]
 fn a_path_of_the_job_is_no_excuse_for_another_variable() {

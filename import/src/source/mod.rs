@@ -117,13 +117,15 @@ fn recognised(path: &Path) -> Result<Source, Failure> {
     if let Some(part) = look.as_ref().and_then(|look| look.served.as_ref()) {
         return Err(fs_server::not_safe(path, part));
     }
-    let reached = look.and_then(|look| look.end.ok());
-    let place = reached.as_ref().map_or(path.to_owned(), fs_server::proc_path);
-    let metadata = place.metadata().map_err(|error| {
+    let failed = |error: std::io::Error| {
         let is_missing = error.kind() == std::io::ErrorKind::NotFound;
         let failure = cannot_open(path, error);
         if is_missing { failure.hint("an image in a registry is written docker://NAME") } else { failure }
-    })?;
+    };
+    // What has been reached, or nothing: between two looks somebody could mount something there.
+    let reached = look.map(|look| look.end).transpose().map_err(|errno| failed(errno.into()))?;
+    let place = reached.as_ref().map_or(path.to_owned(), fs_server::proc_path);
+    let metadata = place.metadata().map_err(failed)?;
     image::refuse_special(path, &metadata)?;
     if metadata.is_dir() {
         let is_layout = path.join("oci-layout").is_file() && path.join("index.json").is_file();

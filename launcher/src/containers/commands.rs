@@ -20,6 +20,7 @@ use crate::options::Scope;
 use crate::remove_tree::open_directory;
 use crate::report::{age, megabytes};
 use crate::stage::commands::Outcome;
+use crate::stage::delivery;
 
 /// The containers of this user.
 pub struct Containers {
@@ -174,8 +175,9 @@ impl Containers {
         }
     }
 
-    /// Removes the containers of ended jobs, or of this one, and what was left when somebody was killed.
+    /// Removes the containers of ended jobs, or of this one with what has been sent for it, and what was left when somebody was killed.
     pub fn prune(&self, job: Option<u32>) -> Result<Outcome, Failure> {
+        let sent = job.map(|job| delivery::remove_of_job(&self.directory, job)).unwrap_or_default();
         let scopes = ScopeDirectory::all(&self.directory)?;
         for scope in scopes.iter().filter(|scope| scope.scope == Scope::Global) {
             jobs::sweep(scope);
@@ -186,6 +188,9 @@ impl Containers {
             None => jobs::ended(scopes, None)?,
         };
         let (mut text, mut removed) = (String::new(), Vec::new());
+        for name in &sent {
+            let _ = writeln!(text, "{}: removed", quote(self.directory.join(name).as_os_str().as_bytes()));
+        }
         for scope in &ended {
             let job = scope.job();
             for name in jobs::remove_all(scope) {
@@ -194,7 +199,7 @@ impl Containers {
                 removed.push(json!({ "name": shown, "job": job }));
             }
         }
-        Ok(Outcome { text, json: json!({ "removed": removed }), good: true })
+        Ok(Outcome { text, json: json!({ "removed": removed, "sent": sent }), good: true })
     }
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::failure::quote;
-use mizzen_core::fs_server::{self, refuse_foreign};
+use mizzen_core::fs_server::{self, FsServer};
 use mizzen_core::image::special;
 use mizzen_core::options::expected_of_a_shell;
 use mizzen_core::similar::similar_file;
@@ -161,14 +161,14 @@ impl Finder {
         // A server of another user's says whose its files are, or never answers. Who writes a path means it. What is looked at is what has
         // been reached: others may mount something there at any time.
         let is_path = found_by == FoundBy::Path;
-        let (link, reached) = if is_path {
-            (path.symlink_metadata(), None)
-        } else {
-            refuse_foreign(path)?;
-            let link = fs_server::reach_name(Path::new("."), path).and_then(|found| found.metadata());
-            (link, fs_server::reach(path).ok())
+        let look = (!is_path).then(|| fs_server::look_unless(path, FsServer::is_foreign));
+        if let Some(part) = look.as_ref().and_then(|look| look.served.as_ref()) {
+            return Err(fs_server::not_safe(path, part));
+        }
+        let link = match is_path {
+            true => path.symlink_metadata(),
+            false => fs_server::reach_name(Path::new("."), path).and_then(|found| found.metadata()),
         };
-        let place = reached.as_ref().map_or(path.to_owned(), fs_server::proc_path);
         let link = match link {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -176,6 +176,8 @@ impl Finder {
                 return Err(failed(error).or_hint("it must be there, and you must be able to see it"));
             }
         };
+        let reached = look.map(|look| look.end).transpose().map_err(|errno| failed(errno.into()))?;
+        let place = reached.as_ref().map_or(path.to_owned(), fs_server::proc_path);
         // Once by name, so that no device is opened; O_NONBLOCK, because a FIFO put there in between must not hang us.
         check_regular(path, &place.metadata().map_err(failed)?)?;
         let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
@@ -220,6 +222,19 @@ impl Finder {
                 folder
             }
         };
+        // Who may write to a file of the user's can have renamed it to where they can make names, as in /tmp.
+        if found_by != FoundBy::Path && found[1].mode() & 0o020 != 0 {
+            let around = metadata(path.parent().unwrap_or(Path::new("/")))?;
+            // The user, or the site, has named the folder, and so its group.
+            let is_named = matches!(found_by, FoundBy::Folder(..)) || around.uid() == found[1].uid();
+            let others = if is_named { 0o002 } else { 0o022 };
+            if around.mode() & others != 0 {
+                return Err(Failure::new(format!(
+                    "{file} can be written by its group, and others can make files in its directory"
+                ))
+                .hint(format!("chmod g-w {file}, if it is yours")));
+            }
+        }
         for directory in path.ancestors().skip(1).take_while(|directory| directory.starts_with(top)) {
             let found = metadata(directory)?;
             if found.mode() & 0o1002 == 0o002 {
@@ -420,6 +435,19 @@ mod tests {
         );
         mode("folder", 0o1777);
         assert_eq!(why(uid, "own"), Ok(()));
+        // A member of the group can have renamed it there.
+        for (directory, name) in [("folder", "own"), ("here", "own.toml")] {
+            mode(directory, 0o1777);
+            mode(&format!("{directory}/own.toml"), 0o664);
+            let refused = why(uid, name).unwrap_err();
+            assert!(
+                refused.ends_with("can be written by its group, and others can make files in its directory")
+            );
+            mode(directory, 0o755);
+            assert_eq!(why(uid, name), Ok(()));
+            mode(&format!("{directory}/own.toml"), 0o644);
+        }
+        mode("folder", 0o1777);
         if uid != 0 {
             return;
         }

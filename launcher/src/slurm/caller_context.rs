@@ -25,15 +25,26 @@ const LAUNCHERS: [&str; 3] = ["srun", "sbatch", "salloc"];
 
 /// Further variables of one side, beside those that a container never takes from the host; a name that ends in `*` stands for all
 /// that begin so. A site's srun may be a script, and the image's modules are none for the host's interpreters and shells. Slurm's
-/// configuration names plugins that its commands load, plugins of Slurm's are in Lua, and scrontab starts an editor. In the home directory
+/// configuration names plugins that its commands load, plugins of Slurm's are in Lua, scrontab starts an editor, salloc starts a shell, and
+/// --x11 has xauth write a file. In the home directory
 /// and that of settings they look for what decides what is run, and one that the caller has made up may be another user's directory outside.
-const ONE_SIDED: [&str; 35] = [
+const ONE_SIDED: [&str; 45] = [
     "HOME",
-    "XDG_CONFIG_*",
+    "SHELL",
+    "ZDOTDIR",
+    "FPATH",
+    "HISTFILE",
+    "XAUTHORITY",
+    "XDG_*",
+    "LMOD_*",
+    "MODULE*",
+    "LOADEDMODULES",
+    "_LMFILES_*",
+    "_ModuleTable*",
     "EDITOR",
     "VISUAL",
     "PAGER",
-    "LESSOPEN",
+    "LESS*",
     "SLURM_CONF",
     "PYTHONPATH",
     "PYTHONSTARTUP",
@@ -289,8 +300,12 @@ mod tests {
 
     #[test]
     fn an_editor_of_the_containers_is_not_started_outside() {
-        let data = ["EDITOR", "VISUAL", "PERLLIB", "LUA_PATH_5_4", "SHELLOPTS", "TMPDIR", "MINE"];
-        let inside = data.map(|name| (name, "/data"));
+        let one_sided = ["EDITOR", "VISUAL", "PERLLIB", "LUA_PATH_5_4", "SHELLOPTS"];
+        let of_shells = ["SHELL", "ZDOTDIR", "FPATH", "HISTFILE", "XDG_DATA_HOME", "XAUTHORITY"];
+        let of_modules =
+            ["LMOD_CMD", "MODULESHOME", "MODULES_CMD", "MODULEPATH", "_LMFILES_", "_ModuleTable001_"];
+        let data = one_sided.into_iter().chain(of_shells).chain(of_modules).chain(["TMPDIR", "MINE"]);
+        let inside: Vec<_> = data.map(|name| (name, "/data")).collect();
         for (command, left, outside) in [
             ("scrontab", vec!["MINE"], vec!["MINE", "EDITOR", "TMPDIR", "PWD"]),
             ("scontrol", vec!["TMPDIR", "MINE"], vec!["TMPDIR", "MINE", "EDITOR", "PWD"]),

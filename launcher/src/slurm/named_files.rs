@@ -9,12 +9,12 @@ use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use mizzen_core::Failure;
-use mizzen_core::failure::quote;
+use mizzen_core::failure::{cause, quote};
 use mizzen_core::fs_server::{self, Look, place_of};
-use mizzen_core::trusted_file::check_only_users;
+use mizzen_core::trusted_file::reach_only_users;
 use mizzen_core::variables;
 use nix::errno::Errno;
 use nix::unistd::geteuid;
@@ -156,15 +156,25 @@ pub fn named_files(
     let words = file_words(command, arguments, reads_program)?;
     let directories = directories(&words, WORKING_DIRECTORIES.into_iter().filter_map(value_of));
     let program = if command == "salloc" { Role::HostProgram } else { Role::Program };
-    let words = words.into_iter().filter_map(|word| {
+    // Where relative names of a job's files begin, beside the current directory.
+    let begins: Vec<PathBuf> = words
+        .iter()
+        .filter_map(|word| if let FileWord::Directory(name) = word { Some(*name) } else { None })
+        .chain(WORKING_DIRECTORIES.into_iter().filter_map(value_of).map(OsString::as_os_str))
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from)
+        .collect();
+    let words = words.into_iter().flat_map(|word| {
         let (name, role) = match word {
             FileWord::Program(name) => (name, program),
             FileWord::Output(name) => (name, Role::Output),
-            FileWord::Directory(name) => return Some(directory(name, Role::WorkingDirectory)),
+            FileWord::Directory(name) => return vec![directory(name, Role::WorkingDirectory)],
             FileWord::Image(name) | FileWord::Container(name) | FileWord::Value(name) => (name, Role::Value),
         };
         let is_image = matches!(word, FileWord::Image(_));
-        named_file(name, role, is_image, is_image || matches!(word, FileWord::Container(_)))
+        let may_be_nodes = is_image || matches!(word, FileWord::Container(_));
+        let names = if may_be_nodes { vec![name.to_owned()] } else { meanings(name, role, &begins) };
+        names.iter().filter_map(|name| named_file(name, role, is_image, may_be_nodes)).collect()
     });
     // Which of them name files, each release of Slurm says anew.
     let is_option = |name: &OsStr| {
@@ -173,18 +183,44 @@ pub fn named_files(
             && name != HOST_VARIABLE
             && name != SUBMIT_DIRECTORY
     };
-    let variables = environment.iter().filter(|(name, _)| is_option(name)).filter_map(|(name, value)| {
-        let is_directory = value.as_bytes().contains(&b'/')
-            && [&b"_DIR"[..], b"_CWD"].into_iter().any(|end| name.as_bytes().ends_with(end));
+    let variables = environment.iter().filter(|(name, _)| is_option(name)).flat_map(|(name, value)| {
+        let is_directory = WORKING_DIRECTORIES.iter().any(|known| name == known) && !value.is_empty()
+            || value.as_bytes().contains(&b'/')
+                && [&b"_DIR"[..], b"_CWD"].into_iter().any(|end| name.as_bytes().ends_with(end));
         let is_image = IMAGE_VARIABLES.iter().any(|image| name == image);
-        let is_ours = name.as_bytes().starts_with(b"MIZZEN_") && name != SAVE_VARIABLE;
-        let file = match is_directory {
-            true => directory(value, Role::WorkingDirectory),
-            false => named_file(value, Role::Variable, is_image, is_image || is_ours)?,
+        let may_be_nodes = is_image || name.as_bytes().starts_with(b"MIZZEN_") && name != SAVE_VARIABLE;
+        let files: Vec<NamedFile> = match is_directory {
+            true => vec![directory(value, Role::WorkingDirectory)],
+            // What is ours is no file's name.
+            false if may_be_nodes || name.as_bytes().starts_with(b"SLURM_MIZZEN_") => {
+                named_file(value, Role::Variable, is_image, may_be_nodes).into_iter().collect()
+            }
+            false => meanings(value, Role::Variable, &begins)
+                .iter()
+                .filter_map(|value| named_file(value, Role::Variable, false, false))
+                .collect(),
         };
-        Some(NamedFile { variable: Some(name.clone()), ..file })
+        files.into_iter().map(|file| NamedFile { variable: Some(name.clone()), ..file })
     });
     Ok(directories.into_iter().chain(words).chain(variables).collect())
+}
+
+/// What a word may mean to Slurm. It takes backslashes out of the names of a job's files, and begins with relative ones where the job
+/// begins.
+fn meanings(name: &OsStr, role: Role, begins: &[PathBuf]) -> Vec<OsString> {
+    let mut names = vec![name.to_owned()];
+    if matches!(role, Role::Program | Role::HostProgram) {
+        return names;
+    }
+    if name.as_bytes().contains(&b'\\') {
+        let without = name.as_bytes().iter().copied().filter(|byte| *byte != b'\\');
+        names.push(OsString::from_vec(without.collect()));
+    }
+    let relative = |name: &&OsString| name.as_bytes().contains(&b'/') && !name.as_bytes().starts_with(b"/");
+    let relative: Vec<OsString> = names.iter().filter(relative).cloned().collect();
+    let further = begins.iter().flat_map(|begin| relative.iter().map(|name| begin.join(name).into()));
+    names.extend(further);
+    names
 }
 
 /// A name that may be a directory's.
@@ -230,7 +266,7 @@ fn directories<'a>(words: &[FileWord<'a>], variables: impl Iterator<Item = &'a O
     names.map(|name| directory(name, Role::Directory)).collect()
 }
 
-/// None if there is nothing to compare. A name without a slash is looked up in the working directory, which the two sides have
+/// None if there is nothing to compare. A directory may be one that the command writes to, as that of `--bcast`. A name without a slash is looked up in the working directory, which the two sides have
 /// in common or the command is in another, and by sbatch and salloc in PATH as it is outside. One that `may_be_nodes` is compared
 /// only if the caller has it too.
 fn named_file(name: &OsStr, role: Role, is_image: bool, may_be_nodes: bool) -> Option<NamedFile> {
@@ -244,7 +280,11 @@ fn named_file(name: &OsStr, role: Role, is_image: bool, may_be_nodes: bool) -> O
     let may_be = |found: &Metadata| {
         found.is_file() || is_image || ((is_program || role == Role::Variable) && !found.is_dir())
     };
-    let found = metadata_of(&fs_server::look(Path::new(name))).filter(may_be);
+    let found = metadata_of(&fs_server::look(Path::new(name)));
+    if has_slash && !is_program && !may_be_nodes && found.as_ref().is_some_and(Metadata::is_dir) {
+        return Some(directory(name, Role::WorkingDirectory));
+    }
+    let found = found.filter(may_be);
     let counts = found.is_some() || (has_slash && !may_be_nodes);
     let inside = found.as_ref().map(Inode::of);
     let parent = parent_of(Path::new(name)).and_then(|parent| last_directory(&fs_server::look(&parent)));
@@ -260,7 +300,11 @@ pub fn check(files: &[NamedFile], directory: &Path, hosts: &[(OsString, OsString
             .as_ref()
             .is_some_and(|variable| hosts.iter().any(|(name, value)| name == variable && *value == file.name))
     };
-    files.iter().filter(|file| !is_hosts(file)).try_for_each(|file| file.check(directory))
+    // Directories first: what begins in one of them is told of as well.
+    let is_directory = |file: &&NamedFile| matches!(file.role, Role::Directory | Role::WorkingDirectory);
+    let (directories, others): (Vec<_>, Vec<_>) =
+        files.iter().filter(|file| !is_hosts(file)).partition(is_directory);
+    directories.into_iter().chain(others).try_for_each(|file| file.check(directory))
 }
 
 impl NamedFile {
@@ -278,11 +322,19 @@ impl NamedFile {
         let outside = metadata_of(&look);
         match (self.inside, outside, self.role) {
             // It may be one by the time that the job starts.
-            (_, Some(outside), Role::Directory | Role::WorkingDirectory) if !outside.is_dir() => {
-                self.check_missing(&look, &look)
+            (inside, Some(outside), Role::Directory | Role::WorkingDirectory) if !outside.is_dir() => {
+                self.check_missing(&look, &look)?;
+                // The caller has a directory there, and the command would read a file.
+                if inside.is_some() { self.refuse_unsafe(&path) } else { Ok(()) }
             }
             (Some(inside), Some(outside), _) if inside == Inode::of(&outside) => {
-                self.refuse_foreign_link(&look, outside.uid())
+                self.refuse_foreign_link(&look, outside.uid())?;
+                // Under another directory's name it may be a link, whose owner can put something else there.
+                let parent = || last_directory(&fs_server::look_from(directory, &parent_of(&path)?));
+                match outside.is_dir() || self.parent.is_some() && self.parent == parent() {
+                    true => Ok(()),
+                    false => self.refuse_unsafe(&path),
+                }
             }
             (Some(_), Some(_), Role::Program | Role::Value | Role::Variable | Role::Output) => Err(refusal(
                 format!("{shown} is another file outside the container, where this command runs"),
@@ -291,12 +343,7 @@ impl NamedFile {
                 "{shown} is another directory outside the container, where this command would look for its program"
             ))),
             // In one of root's, as in / or /usr, nobody else has put anything.
-            (_, Some(outside), Role::WorkingDirectory) => match check_only_users(&path, geteuid().as_raw()) {
-                Ok(()) if !others_make_names(&outside) => Ok(()),
-                _ => Err(refusal(format!(
-                    "{shown} is another directory outside the container, where this command runs"
-                ))),
-            },
+            (_, Some(outside), Role::WorkingDirectory) => self.check_other_directory(&path, &outside),
             // Somebody may put another there before the command looks, or have one on the node where it is looked for.
             (Some(_), None, Role::Program | Role::Value | Role::Variable) => {
                 Err(refusal(format!("{shown} is in the container only, and this command runs outside")))
@@ -306,22 +353,76 @@ impl NamedFile {
             (None, Some(outside), Role::Value | Role::Variable | Role::Output) if outside.is_file() => {
                 self.refuse_unsafe(&path)
             }
-            // No option that names a directory, and no file either.
-            (None, Some(outside), Role::Value | Role::Variable) if outside.is_dir() => Ok(()),
+            // The command may write to it, as to that of `--bcast`, and have started what it has written there.
+            (None, Some(outside), Role::Value | Role::Variable | Role::Output) if outside.is_dir() => {
+                self.check_other_directory(&path, &outside)
+            }
             (_, None, Role::Directory | Role::WorkingDirectory) => self.check_missing(&look, &look),
             // salloc starts its program when the job has been granted, which may be hours later.
             (None, _, Role::Program | Role::Value | Role::Variable | Role::Output)
             | (Some(_), None, Role::Output)
             | (_, None, Role::HostProgram) => match parent_of(&path) {
-                Some(parent) => self.check_missing(&fs_server::look_from(directory, &parent), &look),
+                Some(parent) => {
+                    self.refuse_way_back(directory)?;
+                    let up_to_parent = fs_server::look_from(directory, &parent);
+                    self.check_missing(&up_to_parent, &look)?;
+                    self.refuse_replaced(&path, &parent, &up_to_parent)
+                }
                 None => Ok(()),
             },
         }
     }
 
+    /// Refuses a directory that is not the caller's, unless it is one in which nobody else can have put anything, as / or /usr.
+    fn check_other_directory(&self, path: &Path, outside: &Metadata) -> Result<(), Failure> {
+        match self.refuse_unsafe(path) {
+            Ok(()) if !others_make_names(outside) => Ok(()),
+            _ => Err(refusal(format!(
+                "{} is another directory outside the container, where this command runs",
+                quote(self.name.as_bytes())
+            ))),
+        }
+    }
+
+    /// Refuses `..` behind what is not there: Slurm makes the directories of an output file, and then it leads elsewhere.
+    fn refuse_way_back(&self, directory: &Path) -> Result<(), Failure> {
+        let mut before = PathBuf::new();
+        for component in Path::new(&self.name).components() {
+            let is_missing =
+                || !before.as_os_str().is_empty() && fs_server::look_from(directory, &before).end.is_err();
+            if component == Component::ParentDir && is_missing() {
+                return Err(refusal(format!(
+                    "{} leads back (..) from a directory that is not there outside the container",
+                    quote(self.name.as_bytes())
+                )));
+            }
+            before.push(component);
+        }
+        Ok(())
+    }
+
+    /// Refuses a directory whose name Slurm makes (`/%x/out`) in one that is neither the caller's nor the user's: it may be anybody's
+    /// that is there.
+    fn refuse_replaced(&self, path: &Path, parent: &Path, up_to_parent: &Look) -> Result<(), Failure> {
+        let is_replaced = path.parent().is_some_and(|whole| whole.components().ne(parent.components()));
+        let may_be_output = self.role == Role::Output || Path::new(&self.name).is_absolute();
+        let Some(found) = up_to_parent.directory.as_ref().and_then(|opened| opened.metadata().ok()) else {
+            return Ok(());
+        };
+        let is_own = self.parent == Some(Inode::of(&found)) || found.uid() == geteuid().as_raw();
+        match is_replaced && may_be_output && !is_own {
+            true => Err(self.unsafe_outside("what Slurm puts in place of % may be another user's directory")),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses what somebody else could have made, where only the outside has it.
     fn refuse_unsafe(&self, path: &Path) -> Result<(), Failure> {
-        check_only_users(path, geteuid().as_raw()).map_err(|failure| self.unsafe_outside(&failure.message))
+        let missing = |error: std::io::Error| Failure::new(format!("{}: {}", path.display(), cause(&error)));
+        reach_only_users(path, geteuid().as_raw())
+            .unwrap_or_else(|error| Err(missing(error)))
+            .map(drop)
+            .map_err(|failure| self.unsafe_outside(&failure.message))
     }
 
     /// Where there is no file or directory outside, the command may make one, or find what somebody makes until it looks, which may be
@@ -460,6 +561,70 @@ mod tests {
             let parent = inode(&top);
             let file = NamedFile { name: name.into(), variable: None, role, inside: None, parent };
             assert_eq!(file.check(&top), Ok(()));
+        }
+        fs::remove_dir_all(&top).unwrap();
+    }
+
+    /// Slurm takes backslashes out of names, begins where the job begins, and makes directories that are missing.
+    #[test]
+    fn a_name_is_looked_at_as_slurm_reads_it() {
+        let names = |words: &[&str], variables: &[(&str, &str)]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let variables: Vec<_> =
+                variables.iter().map(|(name, value)| (name.into(), value.into())).collect();
+            let found = named_files("sbatch", &words, &variables).unwrap().into_iter();
+            found
+                .map(|file| format!("{:?} {}", file.role, file.name.display()))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        assert_eq!(names(&["-o", r"/x\/y%1"], &[]), r"Output /x\/y%1, Output /x/y%1");
+        let begun = "WorkingDirectory /w, Output logs/out, Output /w/logs/out";
+        assert_eq!(names(&["-D", "/w", "-o", "logs/out"], &[]), begun);
+        let variables = [("SLURM_WORKING_DIR", "w"), ("SBATCH_OUTPUT", "logs/out")];
+        let begun = "WorkingDirectory w, Variable logs/out, Variable w/logs/out";
+        assert_eq!(names(&[], &variables), begun);
+        // What the caller has as a directory may be written to.
+        assert_eq!(names(&["--bcast=/etc/"], &[]), "WorkingDirectory /etc/");
+        assert_eq!(names(&[], &[("SLURM_BCAST", "/etc/")]), "WorkingDirectory /etc/");
+    }
+
+    #[test]
+    fn another_directory_or_what_slurm_makes_there_is_refused() {
+        let top = std::env::temp_dir().join(format!("mizzen-directories-{}", std::process::id()));
+        fs::create_dir(&top).unwrap();
+        fs::create_dir(top.join("open")).unwrap();
+        fs::write(top.join("own"), "").unwrap();
+        let mode = |name: &str, mode: u32| {
+            fs::set_permissions(top.join(name), PermissionsExt::from_mode(mode)).unwrap();
+        };
+        mode("open", 0o777);
+        let check = |name: &str, role: Role, inside: Option<Inode>, parent: Option<Inode>| {
+            let file = NamedFile { name: name.into(), variable: None, role, inside, parent };
+            file.check(&top).map_err(|failure| failure.message)
+        };
+        let inode = |name: &str| Some(Inode::of(&fs::metadata(top.join(name)).unwrap()));
+        let other = "open/ is another directory outside the container, where this command runs".to_owned();
+        for role in [Role::Value, Role::Variable, Role::Output, Role::WorkingDirectory] {
+            assert_eq!(check("open/", role, None, None), Err(other.clone()), "{role:?}");
+        }
+        assert_eq!(check("open/", Role::WorkingDirectory, inode("open"), None), Ok(()));
+        mode("open", 0o755);
+        assert_eq!(check("open/", Role::Value, None, None), Ok(()), "nobody else's");
+        // The same file under the name of another directory: its owner can put another there.
+        assert_eq!(check("own", Role::Output, inode("own"), None), Ok(()));
+        mode("", 0o777);
+        assert!(check("own", Role::Output, inode("own"), None).is_err());
+        assert_eq!(check("own", Role::Output, inode("own"), inode("")), Ok(()));
+        mode("", 0o755);
+        let back = "x/../own leads back (..) from a directory that is not there outside the container";
+        assert_eq!(check("x/../own", Role::Output, None, None), Err(back.to_owned()));
+        assert_eq!(check("open/../new", Role::Output, None, None), Ok(()));
+        assert_eq!(check("%x/out", Role::Output, None, None), Ok(()), "the user's own directory");
+        assert_eq!(check("/%x/out", Role::Output, None, inode("/")), Ok(()));
+        if !geteuid().is_root() {
+            let replaced = check("/%x/out", Role::Output, None, None).unwrap_err();
+            assert!(replaced.ends_with("what Slurm puts in place of % may be another user's directory"));
         }
         fs::remove_dir_all(&top).unwrap();
     }

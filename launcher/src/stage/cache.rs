@@ -382,8 +382,9 @@ pub fn open_place(directory: &Path) -> Result<OwnedFd, Errno> {
     openat(CWD, directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Opens a file of the user's there, if it is one and has no other name. Others can make names there, and mount on them: nothing
-/// is asked of what is not the user's file.
+/// Opens what slurmd has made there for the user: a file of theirs that has no other name, and is open to nobody else. Others can make
+/// names there, and mount on them: nothing is asked of what is not the user's file. Nor is it enough that it is theirs. Who may write
+/// to a file of the user's can have made it a name, and a link of that is renamed by whoever can write to the link's directory.
 pub fn open_beside(all: &OwnedFd, name: &str) -> Result<Option<File>, Errno> {
     let found = match open_on_same_mount(all.as_fd(), name.as_ref()) {
         Ok(found) => found,
@@ -396,9 +397,10 @@ pub fn open_beside(all: &OwnedFd, name: &str) -> Result<Option<File>, Errno> {
     }
     let usable = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_uid == geteuid().as_raw()
+        && stat.st_mode & 0o077 == 0
         && stat.st_nlink == 1;
     if !usable {
-        return Ok(None);
+        return Err(Errno::PERM);
     }
     let opened = format!("/proc/self/fd/{}", found.as_raw_fd());
     Ok(Some(openat(CWD, &*opened, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into()))

@@ -5,7 +5,8 @@
 //!     each node:       the container reads the original; its copier fills nothing until it knows how that ended: then the
 //!                      file, if it is whole and the source is still the same -> the node's cache; else it fills after all
 //!
-//! Nobody knows the digest when the tasks start, so it comes last, in a file of its own. What is under way when the container or
+//! Nobody knows the digest when the tasks start, so it comes last, in a file of its own. Such files lie in a directory of all users, so the
+//! digest is sealed with what the step alone was told. What is under way when the container or
 //! srun ends is of no use to anybody: `delivery::sweep` removes it.
 
 use std::fs::File;
@@ -22,6 +23,7 @@ use nix::sys::prctl::{set_name, set_pdeathsig};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{dup2_stderr, getppid};
 use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
+use rustix::io::Errno;
 
 use super::broadcast::{Ready, Step, not_sent, prepare};
 use super::cache::{open_beside, open_place};
@@ -105,8 +107,7 @@ impl Sending {
             if let Err(why) = &sent {
                 not_sent(delivery.source(), why);
             }
-            let end = sent.as_ref().map_or(FAILED.to_owned(), Digest::to_string);
-            let told = self.tell(delivery, &format!("{end}\n"));
+            let told = self.tell(delivery, &delivery.end_line(sent.as_ref().ok().copied()));
             if let (Ok(_), Err(why)) = (&sent, told) {
                 not_sent(delivery.source(), &why);
             }
@@ -230,13 +231,21 @@ impl Awaited<'_> {
 
     fn look(&self, all: &OwnedFd) -> Arrival {
         let name = format!("{}{END}", self.delivery.file());
-        let Ok(Some(end)) = open_beside(all, &name) else { return Arrival::UnderWay };
+        let end = match open_beside(all, &name) {
+            Ok(Some(end)) => end,
+            // Somebody else's: nobody of ours can make one there any more.
+            Err(Errno::PERM | Errno::LOOP | Errno::XDEV) => return Arrival::Failed,
+            Ok(None) | Err(_) => return Arrival::UnderWay,
+        };
         let mut text = String::new();
         let _ = end.take(END_LIMIT).read_to_string(&mut text);
-        match text.strip_suffix('\n').map(Digest::parse) {
-            None => Arrival::UnderWay,
-            Some(Some(digest)) => Arrival::Whole(digest),
-            Some(None) => Arrival::Failed,
+        if !text.ends_with('\n') {
+            return Arrival::UnderWay;
+        }
+        let digest = text.split_once(' ').and_then(|(digest, _)| Digest::parse(digest));
+        match digest.filter(|digest| text == self.delivery.end_line(Some(*digest))) {
+            Some(digest) => Arrival::Whole(digest),
+            None => Arrival::Failed,
         }
     }
 
@@ -267,10 +276,20 @@ impl Delivery {
     fn end(&self, directory: &Path) -> PathBuf {
         directory.join(format!("{}{END}", self.file()))
     }
+
+    /// What is in that file: the digest of what has been sent, with its seal.
+    fn end_line(&self, sent: Option<Digest>) -> String {
+        match sent.and_then(|digest| Some((digest, self.seal(digest)?))) {
+            Some((digest, seal)) => format!("{digest} {seal}\n"),
+            None => format!("{FAILED}\n"),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::image::testing::Scratch;
     use crate::stage::FileIdentity;
@@ -285,24 +304,36 @@ mod tests {
         let look = || awaited.look(&open_place(scratch.path()).unwrap());
         assert!(matches!(look(), Arrival::UnderWay));
         let digest = Digest::new([7; 32]);
-        let end = delivery.end(scratch.path());
+        let (end, line) = (delivery.end(scratch.path()), delivery.end_line(Some(digest)));
+        let write = |text: &str, mode: u32| {
+            std::fs::write(&end, text).unwrap();
+            std::fs::set_permissions(&end, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        // Of another broadcast, which somebody has seen.
+        let other = Delivery::new("", Path::new("/image"), delivery.identity.clone(), None).unwrap();
         for (text, is_over, found) in [
             (String::new(), false, None),
             (digest.to_string(), false, None),
-            (format!("{digest}\n"), true, Some(digest)),
+            (line.trim_end().to_owned(), false, None),
+            (line.clone(), true, Some(digest)),
+            (format!("{digest}\n"), true, None),
+            (line.replace("sha256:07", "sha256:08"), true, None),
+            (other.end_line(Some(digest)), true, None),
             (format!("{FAILED}\n"), true, None),
         ] {
-            std::fs::write(&end, &text).unwrap();
+            write(&text, 0o600);
             let whole = match look() {
                 Arrival::Whole(digest) => Some(digest),
                 Arrival::UnderWay | Arrival::Failed => None,
             };
             assert_eq!((matches!(look(), Arrival::UnderWay), whole), (!is_over, found), "{text:?}");
         }
-        // Not the user's own: a link can be anybody's.
+        // What others can write is not the user's word, nor is what is not their own: a link can be anybody's. Nothing comes there any more.
+        write(&line, 0o664);
+        assert!(matches!(look(), Arrival::Failed));
         std::fs::rename(&end, scratch.path().join("other")).unwrap();
         std::os::unix::fs::symlink("other", &end).unwrap();
-        assert!(matches!(look(), Arrival::UnderWay));
+        assert!(matches!(look(), Arrival::Failed));
         awaited.remove();
         assert!(end.symlink_metadata().is_err());
     }

@@ -16,7 +16,7 @@ pub mod cache;
 pub mod commands;
 mod copier;
 mod copy;
-mod delivery;
+pub mod delivery;
 mod early;
 mod evict;
 mod fetch;

@@ -21,7 +21,7 @@ use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, s
 
 pub use ended::{end_of, end_of_self, is_missing};
 pub use inherited::{is_ignored, is_pmi_socket, is_sealed_memory, is_seqpacket, is_user_namespace};
-pub use leases::{is_open_elsewhere, is_written};
+pub use leases::{is_open_elsewhere, is_written, nobody_writes};
 pub use mapped::Mapped;
 pub use scm_rights::{open_in_child, receive_descriptors, send_descriptors};
 pub use streams::{check_stdout, leave_stdout_closed};
