@@ -479,6 +479,7 @@ SBATCH_OUTPUT='/data\/out%1' refused sbatch --container=none --wrap true
 refused sbatch --container=none -D /work -o logs/out --wrap true
 refused srun --container=none -o x/../../../data/o true
 refused sbatch --container=none -J data -o /%x/out --wrap true
+echo "update JobId=$SLURM_JOB_ID StdOut=/data/o" | refused scontrol
 cd /wd; for name in SLURM_WORKING_DIR SLURM_REMOTE_CWD; do env $name=data srun --container=none ./prog 2>&1 | grep -v hint; done
 cd; srun -Q --overlap --container=none --bcast=$HOME/ ./prog; ls x
 "#,
@@ -497,6 +498,7 @@ cd; srun -Q --overlap --container=none --bcast=$HOME/ ./prog; ls x
             "x/../../../data/o leads back (..) from a directory that is not there outside the container",
         ),
         refused("sbatch", &taken("/%x/out", "what Slurm puts in place of % may be another user's directory")),
+        refused("scontrol", "its commands on standard input are not looked at"),
         refused("srun", &other("data")).repeat(2),
         "mine\nls: x: No such file or directory\n".to_owned(),
     ];

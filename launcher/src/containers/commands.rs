@@ -199,7 +199,11 @@ impl Containers {
                 removed.push(json!({ "name": shown, "job": job }));
             }
         }
-        Ok(Outcome { text, json: json!({ "removed": removed, "sent": sent }), good: true })
+        let mut json = json!({ "removed": removed });
+        if job.is_some() {
+            json["sent"] = json!(sent);
+        }
+        Ok(Outcome { text, json, good: true })
     }
 }
 

@@ -26,6 +26,9 @@ pub const LETTERS: &str = "EHIKOQVXZhklsuv";
 /// After these letters the rest of the word is a value, if there is one.
 const OPTIONAL: &str = "IKk";
 
+/// Without a command in their words these read commands from their standard input, where files may be named as well.
+const READS_COMMANDS: [&str; 2] = ["scontrol", "sacctmgr"];
+
 /// A word that may name a file, and what the command has to do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileWord<'a> {
@@ -52,6 +55,11 @@ pub fn file_words<'a>(
 ) -> Result<Vec<FileWord<'a>>, Failure> {
     let mut words = Words { command, found: Vec::new(), reads_program: command != "srun" || reads_program };
     if !["srun", "sbatch", "salloc"].contains(&command) {
+        if READS_COMMANDS.contains(&command) && !has_command(arguments) {
+            return Err(Failure::new("its commands on standard input are not looked at").hint(format!(
+                "inside a container, write the command behind {command}, as in `{command} show …`"
+            )));
+        }
         arguments.iter().for_each(|word| words.value(word));
         return Ok(words.found);
     }
@@ -67,6 +75,21 @@ pub fn file_words<'a>(
         words.found.extend(programs.into_iter().map(FileWord::Program));
     }
     Ok(words.found)
+}
+
+/// Whether a word is a command, and not an option or its value; or one that ends at once.
+fn has_command(arguments: &[OsString]) -> bool {
+    let mut words = arguments.iter().map(|word| word.as_bytes());
+    while let Some(word) = words.next() {
+        match word {
+            b"-h" | b"-V" | b"--help" | b"--usage" | b"--version" => return true,
+            b"--" => return words.next().is_some(),
+            b"-M" | b"--clusters" | b"--cluster" | b"-u" | b"--uid" => drop(words.next()),
+            [b'-', _, ..] => {}
+            _ => return true,
+        }
+    }
+    false
 }
 
 /// What follows an option.
@@ -294,6 +317,10 @@ mod tests {
             // Of no release: the next word may be anything.
             ("srun --new-option /bin/cat /etc/passwd", "/bin/cat"),
             ("sbcast -f ./file /tmp/file", "-f ./file /tmp/file"),
+            ("scontrol -o", "its commands on standard input are not looked at"),
+            ("sacctmgr -i -M a", "its commands on standard input are not looked at"),
+            ("scontrol -M a ping", "-M a ping"),
+            ("scontrol --version", "--version"),
             ("scrontab tab", "tab"),
             ("strigger --program=/p", "--program=/p /p"),
             ("sbatch", ""),

@@ -331,7 +331,7 @@ impl NamedFile {
                 self.refuse_foreign_link(&look, outside.uid())?;
                 // Under another directory's name it may be a link, whose owner can put something else there.
                 let parent = || last_directory(&fs_server::look_from(directory, &parent_of(&path)?));
-                match outside.is_dir() || self.parent.is_some() && self.parent == parent() {
+                match !outside.is_file() || self.parent.is_some() && self.parent == parent() {
                     true => Ok(()),
                     false => self.refuse_unsafe(&path),
                 }
@@ -616,6 +616,8 @@ mod tests {
         mode("", 0o777);
         assert!(check("own", Role::Output, inode("own"), None).is_err());
         assert_eq!(check("own", Role::Output, inode("own"), inode("")), Ok(()));
+        let null = Some(Inode::of(&fs::metadata("/dev/null").unwrap()));
+        assert_eq!(check("/dev/null", Role::Variable, null, None), Ok(()), "in a container's own /dev");
         mode("", 0o755);
         let back = "x/../own leads back (..) from a directory that is not there outside the container";
         assert_eq!(check("x/../own", Role::Output, None, None), Err(back.to_owned()));
