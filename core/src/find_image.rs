@@ -276,6 +276,7 @@ fn reach_in(path: &Path, not_safe: impl Fn(&ServedPart) -> Failure) -> Result<Op
         Err(errno) => Err(image::cannot_open(path, errno.into())),
     }
 }
+
 /// A path without `.` and `..`, as far as it exists.
 fn resolved(path: &Path) -> PathBuf {
     let real = path.parent().zip(path.file_name()).and_then(|(parent, name)| {

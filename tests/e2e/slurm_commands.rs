@@ -459,11 +459,12 @@ cat victim; ls made
 fn a_name_is_looked_at_as_slurm_reads_it() {
     let cluster = start("command-names");
     let image = ImageTree::busybox().unwrap();
-    for program in ["data/prog", "work/logs/prog", "wd/data/prog"] {
+    for program in ["data/prog", "project/logs/prog", "wd/data/prog"] {
         image.program(program, "#!/bin/sh\necho own\n").unwrap();
     }
     cluster.share("bb.sqsh", &image.squashfs(&["-comp", "gzip"]).unwrap()).unwrap();
-    let root = "mkdir -m 777 /data; chmod 777 /data; mkdir -p -m 755 /work/logs; chown bob /data /work/logs";
+    let root =
+        "mkdir -m 777 /data; chmod 777 /data; mkdir -p -m 755 /project/logs; chown bob /data /project/logs";
     assert_out(&cluster.run_on("node1", User::Root, root), 0, "");
     let bob = "printf '#!/bin/sh\\necho of bob\\n' > /data/prog; chmod 755 /data/prog";
     assert_out(&cluster.run_on("node1", User::Bob, bob), 0, "");
@@ -476,7 +477,7 @@ refused srun --container=none --bcast=/data/ $HOME/prog; refused sbcast prog /da
 SLURM_BCAST=/data/ refused srun --container=none $HOME/prog
 refused sbatch --container=none -o '/data\/out%1' --wrap true
 SBATCH_OUTPUT='/data\/out%1' refused sbatch --container=none --wrap true
-refused sbatch --container=none -D /work -o logs/out --wrap true
+refused sbatch --container=none -D /project -o logs/out --wrap true
 refused srun --container=none -o x/../../../data/o true
 refused sbatch --container=none -J data -o /%x/out --wrap true
 echo "update JobId=$SLURM_JOB_ID StdOut=/data/o" | refused scontrol
@@ -492,7 +493,7 @@ cd; srun -Q --overlap --container=none --bcast=$HOME/ ./prog; ls x
     let expected = [
         ["srun", "sbcast", "srun"].map(|command| refused(command, &other("/data/"))).concat(),
         refused("sbatch", &taken("/data/out%1", &bobs("/data"))).repeat(2),
-        refused("sbatch", &taken("/work/logs/out", &bobs("/work/logs"))),
+        refused("sbatch", &taken("/project/logs/out", &bobs("/project/logs"))),
         refused(
             "srun",
             "x/../../../data/o leads back (..) from a directory that is not there outside the container",

@@ -266,9 +266,9 @@ fn directories<'a>(words: &[FileWord<'a>], variables: impl Iterator<Item = &'a O
     names.map(|name| directory(name, Role::Directory)).collect()
 }
 
-/// None if there is nothing to compare. A directory may be one that the command writes to, as that of `--bcast`. A name without a slash is looked up in the working directory, which the two sides have
-/// in common or the command is in another, and by sbatch and salloc in PATH as it is outside. One that `may_be_nodes` is compared
-/// only if the caller has it too.
+/// None if there is nothing to compare. A directory may be one that the command writes to, as that of `--bcast`. A name without a slash
+/// is looked up in the working directory, which the two sides have in common or the command is in another, and by sbatch and salloc in
+/// PATH as it is outside. One that `may_be_nodes` is compared only if the caller has it too.
 fn named_file(name: &OsStr, role: Role, is_image: bool, may_be_nodes: bool) -> Option<NamedFile> {
     let is_program = matches!(role, Role::Program | Role::HostProgram);
     let has_slash = name.as_bytes().contains(&b'/');
